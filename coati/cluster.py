@@ -78,11 +78,12 @@ def cluster(
     Args:
         trainers: processes of a `Trainer`.
         engines: engines of an `Engine`.
-        device: of all of them.
+        device: of all of them; "auto" is the GPUs of a cluster that is joined.
         flags: of `coati-rl rl` for the cluster: master_address, ray_dir, producer_tensor_parallel_size.
     Raises: ConfigError if the cluster is too small or cannot be joined, or Ray was imported before.
     """
-    kind = device_of(device)
+    is_elsewhere = bool(flags.get("master_address")) and device == "auto"
+    kind = "cuda" if is_elsewhere else device_of(device)
     config = build_job({"num_trainers": trainers, "num_inferencer": engines, **flags}, Config)
     prepare_ray_environment(config)
     from coati_rl.runtime.cluster import ray_cluster  # imports Ray, which reads the environment once

@@ -4,10 +4,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from coati.settings import device_of, model_dir
+from coati.settings import device_of, model_dir, tokenizer_of
 from coati_rl.config import Config
 from coati_rl.config.cli import build_job
-from coati_rl.runtime.resources import load_tokenizer
 from consumer.parallel.own_member import OwnMember, join_torchrun
 from producer.engine_client import EngineClient
 from producer.engine_member import EngineMember
@@ -38,7 +37,7 @@ class Engine(EngineClient):
         Raises: ConfigError, with a line for each mistake; EngineError.
         """
         config = build_job({"num_trainers": 1, **flags, "model": str(model_dir(model))}, Config)
-        tokenizer = load_tokenizer(Path(config.model.model), needs_chat_template=False)
+        tokenizer = tokenizer_of(config)
         if on is not None:
             super().__init__(config, tokenizer, on.engines(config))
             return

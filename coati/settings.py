@@ -10,7 +10,7 @@ from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_jobs import DpoJobConfig, KtoJobConfig, PrmJobConfig, RmJobConfig, SftJobConfig
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
-from coati_rl.runtime.resources import checked_model_config, resolve_model
+from coati_rl.runtime.resources import checked_model_config, load_tokenizer, resolve_model
 from coati_rl.runtime.sample_rows import with_sample_rows
 from coati_rl.types import Device
 
@@ -33,6 +33,12 @@ def model_dir(model: str | Path) -> Path:
     directory = resolve_model(str(model), is_dry_run=False)
     assert directory is not None  # noqa: S101, only a dry run goes without
     return directory
+
+
+def tokenizer_of(config: TrainingConfig) -> Any:
+    """Return the model's tokenizer, which may have no chat template."""
+    template = config.data.chat_template
+    return load_tokenizer(Path(config.model.model), chat_template=template, needs_chat_template=False)
 
 
 def trainer_config(model: str | Path, loss: Any, *, num_trainers: int, device: Device, **flags: Any) -> TrainingConfig:

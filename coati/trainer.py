@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch.distributed as dist
 
 from coati.engine import Engine
-from coati.settings import device_of, trainer_config
+from coati.settings import device_of, tokenizer_of, trainer_config
 from coati_rl.config import Config
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.sync import SyncConfig
 from coati_rl.coordinator.logprob_mismatch import LogprobMismatchMonitor, MismatchSettings
 from coati_rl.errors import RunError
 from coati_rl.members import Members
-from coati_rl.runtime.resources import load_tokenizer
 from consumer.objectives.objective import Objective
 from consumer.objectives.own_loss import Loss, OwnLoss
 from consumer.parallel.own_member import OwnMember, join_torchrun
@@ -67,7 +66,7 @@ class Trainer(TrainerClient):
         members: Members = OwnMember(lambda: TrainerRank(own)) if on is None else on.trainers(config)
         build = (config, objective, "" if on is None else on.address)
         members.call("build", [build] * members.size)
-        super().__init__(config, load_tokenizer(Path(config.model.model), needs_chat_template=False), members)
+        super().__init__(config, tokenizer_of(config), members)
         sync = config.sync if isinstance(config, Config) else SyncConfig()
         is_rounded = resolve_precision(config, kind) == "bf16"
         self._monitor = LogprobMismatchMonitor(MismatchSettings(precision="bf16" if is_rounded else "fp32"), sync)
@@ -78,13 +77,13 @@ class Trainer(TrainerClient):
         Raises: TransferError; RunError if bytes or log-probabilities differ.
         """
         begin = time.perf_counter()
-        manifest, invitations, senders = next(filter(None, self.each("open", engine.ranks, self.step)))
+        manifest, invitations, senders = next(filter(None, self.each("open", engine.number, engine.ranks, self.step)))
         staged = engine.begin_staging(manifest, invitations, timeout_s)
         sent = {digest for digest in self.each("send", manifest, senders, timeout_s) if digest}
         received = {digest for digests in staged() for digest in digests}
         if sent != received or len(sent) != 1:
             raise RunError(f"corrupt weight transfer: sent {sorted(sent)}, received {sorted(received)}")
-        probe = self.probe or [0, 0]
+        probe = self.probe[: engine.max_tokens - 1] or [0, 0]
         self._monitor.expect(self.step, *next(filter(None, self.each("probe", probe))))
         size, gaps = engine.members.size, list[float]()
         for logprobs in engine.members.call("commit", [(self.step, probe, timeout_s)] * size):

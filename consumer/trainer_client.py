@@ -19,6 +19,7 @@ from coati_rl.members import Members
 from coati_rl.protocols import Role
 from coati_rl.samples import RaggedBatch, Sample
 
+_OF_A_STEP = {"adam_betas", "adam_eps", "weight_decay", "max_grad_norm"}
 MAX_PROBE_TOKENS = 256  # of the sample whose log-probabilities verify weights that were sent
 
 
@@ -47,7 +48,8 @@ class TrainerClient:
         Returns: the loss's metrics, means over these samples; none where the loss needs all of the step's first.
         Raises: RunError if a sample is too long for --max-tokens-per-microbatch.
         """
-        samples = [self._weighed(sample) for sample in samples]
+        is_alone = self._sizes.unit == 1  # else the loss compares it with others, which stay
+        samples = [self._weighed(sample) for sample in samples if sample.num_loss_tokens or not is_alone]
         if not samples:
             return {}
         self.probe = [*map(int, (*samples[0].prefix_ids, *samples[0].token_ids))][:MAX_PROBE_TOKENS]
@@ -63,7 +65,10 @@ class TrainerClient:
             loss_scale: factor from the summed loss to the one that is optimised; None: as in a run.
             changes: of this step: adam_betas, adam_eps, weight_decay, max_grad_norm (infinity: no clipping).
         Returns: grad_norm, learning_rate, and the loss's metrics over all samples of the step.
+        Raises: ConfigError for another change; EngineError if the gradient is not finite.
         """
+        if unknown := changes.keys() - _OF_A_STEP:
+            raise ConfigError(f"optim_step({min(unknown)}=...): a step has {', '.join(sorted(_OF_A_STEP))}")
         mean = 1 / self._denominator if self._denominator else 0.0
         scale = mean if loss_scale is None else loss_scale
         rate = self._config.optimizer.learning_rate if lr is None else lr

@@ -44,7 +44,7 @@ class TrainerRank:
         """Hold no model yet. `device`: None until `join`."""
         self._device = device
         self._listener: socket.socket | None = None
-        self._sizes: Sequence[int] = ()  # of the open group's engines
+        self._group: tuple[int, ...] = ()  # of the open transfer group: the engines' number and their ranks
         self._invited: tuple[list[str], list[str]] = ([], [])  # engines and senders, as JSON
 
     def open_rendezvous(self, rank: int, cluster: TrainingConfig) -> StoreLocation | None:
@@ -149,15 +149,22 @@ class TrainerRank:
             scores.append(self._backend.score_float32([probe]))
         return [each[0][0].float().cpu().numpy() for each in scores if each]
 
-    def open(self, sizes: Sequence[int], policy_version: int) -> tuple[str, list[str], list[str]] | None:
-        """Invite engines of these numbers of ranks, and the other senders. Returns: as JSON, on the first rank."""
+    def open(self, number: int, sizes: Sequence[int], policy_version: int) -> tuple[str, list[str], list[str]] | None:
+        """Invite engines and the other senders, unless they are in the group of the last transfer.
+
+        Args:
+            number: of the engines' client in its program.
+            sizes: ranks of each engine.
+            policy_version: of the weights to be sent.
+        Returns: on the first rank, as JSON: the manifest, the engines' invitations, and the senders', if they are new.
+        """
         layout = self._backend.layout
         if layout.sender != 0:
             return None
-        if [*sizes] != self._sizes or not self._sender.is_open:
+        if self._group != (number, *sizes) or not self._sender.is_open:
             engines = self._sender.open(sizes, num_senders=layout.num_senders)
             self._invited = [e.to_json() for e in engines], [s.to_json() for s in self._sender.sender_invitations]
-            self._sizes, invited = [*sizes], self._invited
+            self._group, invited = (number, *sizes), self._invited
         else:
             invited = self._invited[0], []
         return make_manifest(self._backend, policy_version).to_json(), *invited

@@ -50,12 +50,16 @@ class Completion(EngineCompletion):
         )
 
 
+_CLIENTS = count()
+
+
 class EngineClient:
     """Share prompts out to engines, each an `EngineMember`, and let them receive weights."""
 
     def __init__(self, config: Config, tokenizer: Any, members: Members) -> None:
         """Use engines of these settings and this tokenizer."""
         self.tokenizer, self.members = tokenizer, members
+        self.number = next(_CLIENTS)  # among those of this program
         self._config = config
         self._numbers, self._num_samples = count(), 0
 
@@ -95,6 +99,11 @@ class EngineClient:
     def begin_staging(self, manifest: str, invitations: Sequence[str], timeout_s: float) -> Callable[[], list[Any]]:
         """Receive an update beside the serving weights. Returns: a function that waits for the engines' digests."""
         return self.members.begin("stage", [(manifest, invitation, timeout_s) for invitation in invitations])
+
+    @property
+    def max_tokens(self) -> int:
+        """Return the tokens of the longest prompt and its completion."""
+        return self._config.max_model_len
 
     @property
     def ranks(self) -> list[int]:

@@ -1,5 +1,6 @@
 """Place members of engines or trainers in Ray actors, and call them there."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ from coati_rl.members import Arguments
 from coati_rl.runtime.cluster import actor_options
 from coati_rl.runtime.placement_manager import Reservation
 from coati_rl.runtime.process import ActorContext, device_environment, enter_actor
+from coati_rl.runtime.remote import wait_for
 from coati_rl.types import Device
+
+CALL_TIMEOUT_S = 4 * 3600.0  # collectives and transfers in a call have shorter ones
 
 
 class MemberActor:
@@ -53,6 +57,7 @@ class RemoteMembers:
             log_dir: of their output.
         """
         self.size = len(places)
+        self._name = name
         self._actors = list[Any]()
         for number, place in enumerate(places):
             context = ActorContext(
@@ -73,11 +78,22 @@ class RemoteMembers:
             self._actors.append(ray.remote(MemberActor).options(**options).remote(context, make, arguments))
 
     def call(self, method: str, arguments: Arguments) -> list[Any]:
-        """See `Members`. Raises: what a member raises; Ray's error if its process has ended."""
+        """See `Members`. Raises: what a member raises; PeerLostError if its process has ended or does not answer."""
         return self.begin(method, arguments)()
 
     def begin(self, method: str, arguments: Arguments) -> Callable[[], list[Any]]:
         """See `Members`."""
         pairs = zip(self._actors, arguments, strict=True)
         references = [actor.call.remote(method, own) for actor, own in pairs]
-        return lambda: list(ray.get(references))
+        return lambda: self._results(references, method)
+
+    def _results(self, references: list[Any], method: str) -> list[Any]:
+        """Wait for all results; the first error ends it, as the others may then wait for that member."""
+        results, waiting, deadline = dict[Any, Any](), [*references], time.monotonic() + CALL_TIMEOUT_S
+        while waiting:
+            ready, _ = ray.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+            first = (ready or waiting)[0]
+            who = f"{self._name}-{references.index(first)}, asked to {method},"
+            results[first] = wait_for(first, who=who, timeout_s=max(1.0, deadline - time.monotonic()))
+            waiting.remove(first)
+        return [results[reference] for reference in references]

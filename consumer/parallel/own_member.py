@@ -37,7 +37,8 @@ class OwnMember:
     def _results(self, call: Callable[[], Any]) -> list[Any]:
         if self.size == 1:
             return [call()]
-        return [json.loads(text, object_hook=_array_of) for text in agree(lambda: json.dumps(call(), default=_text_of))]
+        texts = agree(lambda: json.dumps(call(), default=_text_of), what="get the others' results")
+        return [json.loads(text, object_hook=_array_of) for text in texts]
 
 
 def join_torchrun(device: str) -> torch.device:

@@ -217,11 +217,12 @@ def _is_of_a_peer(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or _GLOO in str(error)
 
 
-def agree(action: Callable[[], str | None] | None) -> list[str]:
+def agree(action: Callable[[], str | None] | None, *, what: str = "finish a checkpoint together") -> list[str]:
     """Run this rank's action, and check that the other ranks' actions succeeded; collective.
 
     Args:
         action: None if this rank has nothing to do.
+        what: for messages; completes "could not".
     Returns: the text that each rank's action returned, by rank; empty for none.
     Raises: RunError on every rank if one failed; the original error on the rank that failed.
     """
@@ -237,7 +238,7 @@ def agree(action: Callable[[], str | None] | None) -> list[str]:
         raise
     finally:
         # Also after an error: the others would otherwise block in the next collective.
-        with collective("finish a checkpoint together"):
+        with collective(what):
             heard = [json.loads(text) for text in all_gather_texts(json.dumps([reason, answer]))]
     for rank, (reason, _) in enumerate(heard):
         if reason:

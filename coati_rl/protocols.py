@@ -210,7 +210,7 @@ class LossFn(Protocol):
     def __call__(
         self, logprobs: torch.Tensor, entropy: torch.Tensor, micro_batch: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Compute the loss of float32[R, L] log-probabilities and entropies, both with gradient.
+        """Compute the loss of float32[R, M] log-probabilities and entropies, both with gradient.
 
         Of a scalar head `logprobs` are its values, 0 where the mask is False, and entropies are 0.
         Returns: (float32[] summed loss, sums to report).

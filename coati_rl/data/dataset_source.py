@@ -1,7 +1,7 @@
 """Decide the trainers' work from a dataset alone, without producers or a coordinator.
 
-Each rank holds all samples; item i of the work is a pure function of the settings, so that all ranks agree without
-communication, and a resumed run continues by its step.
+The coordinator holds all samples; item i of the work is a pure function of the settings, so that a resumed run
+continues by its step.
 """
 
 import random

@@ -121,7 +121,7 @@ def test_a_killed_driver_leaves_no_process(long_run):
     assert run.left_over() == []
 
 
-def test_a_killed_guardian_leaves_no_process(long_run):
+def test_a_killed_parent_process_leaves_no_process(long_run):
     run = long_run()
     run.process.kill()
     run.process.wait(60)

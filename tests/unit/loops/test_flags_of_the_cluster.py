@@ -247,7 +247,7 @@ def test_save_on_interrupt__is_done_within_the_grace_period(launch_interrupted):
     assert launch_interrupted(save_on_interrupt=False)[0] == []
 
 
-def test_interrupt_grace_s__is_what_the_driver_and_its_guardian_allow(launch_interrupted, tmp_path):
+def test_interrupt_grace_s__is_what_the_driver_and_its_parent_process_allow(launch_interrupted, tmp_path):
     deadlines, note = launch_interrupted(interrupt_grace_s=8.0)
     assert (deadlines, note.grace_s) == ([4.0], 8.0)
     deadlines, note = launch_interrupted(interrupt_grace_s=600.0)

@@ -81,7 +81,7 @@ def test_the_drivers_exit_code_comes_out_and_what_it_started_is_ended(start, end
     assert not scratch.exists()
 
 
-def test_of_a_driver_that_was_killed_the_guardian_says_what_it_was_and_how_to_resume(start, tmp_path):
+def test_of_a_driver_that_was_killed_the_parent_process_says_what_it_was_and_how_to_resume(start, tmp_path):
     run_dir = tmp_path / "my run"
     for step in (20, 100):
         checkpoint = run_dir / "checkpoints" / f"step-{step}"
@@ -115,7 +115,7 @@ ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 
 
 @pytest.mark.parametrize("number", ENDING)
-def test_a_signal_to_the_guardian_ends_the_driver_as_ctrl_c_does(start, number):
+def test_a_signal_to_the_parent_process_ends_the_driver_as_ctrl_c_does(start, number):
     subreaper, orphan, _ = start("time.sleep(60)")
     os.kill(subreaper.pid, number)
     assert subreaper.wait(20) == 130
@@ -177,7 +177,7 @@ def test_a_second_signal_kills_at_once_what_is_left(start, second):
     assert not orphan.is_running()
 
 
-def test_a_driver_outlives_no_guardian(start):
+def test_a_driver_outlives_no_parent_process(start):
     subreaper, _, scratch = start("time.sleep(60)")
     subreaper.kill()
     subreaper.wait(20)

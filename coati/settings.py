@@ -58,7 +58,7 @@ def trainer_config(model: str | Path, loss: Any, *, num_trainers: int, device: D
     values = {"num_trainers": num_trainers, **flags, "model": str(model_dir(model))}
     job: type[TrainingConfig] = _JOBS.get(loss, Config) if isinstance(loss, str) else Config
     if job is Config:
-        values |= {"algo": loss} if isinstance(loss, str) else {"kl_coeff": 0.0}
+        values |= {"algo": loss} if isinstance(loss, str) else {"kl_coeff": 0.0, "compute_all_samples": True}
     config = build_job(values, job)
     directory, precision = Path(config.model.model), resolve_precision(config, device)
     hf_config, of_model = checked_model_config(directory, "trained", precision=precision)

@@ -13,7 +13,9 @@ from coati_rl.checkpoint.directory import load_state
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.training import TrainingConfig
-from coati_rl.data.dataset_source import DatasetSettings, batches_of, slice_batches
+from coati_rl.coordinator.settings import selection_settings
+from coati_rl.data.dataset_source import DatasetSettings, batches_of, denominator, slice_batches
+from coati_rl.data.sample_selection import SampleSelection
 from coati_rl.errors import ConfigError
 from coati_rl.members import Members
 from coati_rl.protocols import Role
@@ -32,8 +34,14 @@ class TrainerClient:
         self.step = 0  # optimizer steps taken
         self.probe: list[int] = []  # tokens of a sample that was trained last
         self._config = config
-        self._denominator = 0  # of the mean loss since the last step
         self._sizes = self._batch_settings()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        config = self._config
+        self._denominator = 0  # of the mean loss since the last step
+        settings = selection_settings(config) if isinstance(config, Config) else None
+        self._selection = SampleSelection(settings, step=self.step)
 
     @property
     def offline_config(self) -> OfflineConfig:
@@ -53,8 +61,19 @@ class TrainerClient:
         if not samples:
             return {}
         self.probe = [*map(int, (*samples[0].prefix_ids, *samples[0].token_ids))][:MAX_PROBE_TOKENS]
-        batches = batches_of(samples, self._sizes, step=self.step, is_last=False)
-        self._denominator += round(1 / batches[0].loss_scale) if batches[0].loss_scale else 0
+        parts = self._selection.split(samples, fraction=1.0)  # with a gradient, and for the metrics alone
+        trained, measured = (batches_of(part, self._sizes, step=self.step, is_last=False) for part in parts)
+        count = denominator(samples, self._sizes)
+        self._denominator += count
+        batches = [
+            replace(
+                own,
+                measured_samples=other.samples,
+                measured_plan=other.plan,
+                loss_scale=1 / count if count else 0.0,
+            )
+            for own, other in zip(trained, measured, strict=True)
+        ]
         return self._by_head(self.members.call("forward_backward", self._shares(batches)))
 
     def optim_step(self, lr: float | None = None, *, loss_scale: float | None = None, **changes: Any) -> dict[str, Any]:
@@ -73,8 +92,8 @@ class TrainerClient:
         scale = mean if loss_scale is None else loss_scale
         rate = self._config.optimizer.learning_rate if lr is None else lr
         metrics = self._by_head(self.each("optim_step", self.step, scale, rate, changes))
-        self._denominator = 0
         self.step += 1
+        self._begin_step()
         return metrics
 
     def score(self, samples: Sequence[Sample], model: Role = "policy") -> list[np.ndarray]:
@@ -100,7 +119,8 @@ class TrainerClient:
     def load(self, directory: str | Path) -> None:
         """Go on from a checkpoint of any layout, with its weights, optimizer, random state and step."""
         self.each("load", Path(directory).absolute())
-        self.step, self._denominator = int(load_state(Path(directory))["step"]), 0
+        self.step = int(load_state(Path(directory))["step"])
+        self._begin_step()
 
     def close(self) -> None:
         """Release the models."""

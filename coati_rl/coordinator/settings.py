@@ -91,7 +91,7 @@ def coordinator_settings(
             num_stages=parallel.pipeline_parallel_size,
             normalizes_rewards=config.reward.reward_normalize,
             reward_clip=config.reward.reward_clip,
-            selection=_selection(config),
+            selection=selection_settings(config),
         ),
         sampling_plans={
             "train": _sampling_plan(config, _sampling, group_size=config.sampling.num_generations),
@@ -120,7 +120,7 @@ def coordinator_settings(
     )
 
 
-def _selection(config: Config) -> SelectionSettings | None:
+def selection_settings(config: Config) -> SelectionSettings | None:
     """Return how the samples to compute are selected; None if a sample of advantage 0 has, or may have, a gradient."""
     algorithm = config.algorithm
     if (

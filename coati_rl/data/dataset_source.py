@@ -181,6 +181,12 @@ def slice_batches(
         yield parts, slices
 
 
+def denominator(samples: Sequence[Sample], settings: DatasetSettings) -> int:
+    """Return what the summed loss of these samples is divided by; 0 if the loss counts no token of them."""
+    num_tokens = sum(sample.num_loss_tokens for sample in samples)
+    return num_tokens if settings.denominator == "tokens" or not num_tokens else len(samples) // settings.unit
+
+
 def batches_of(
     samples: Sequence[Sample],
     settings: DatasetSettings,
@@ -199,8 +205,7 @@ def batches_of(
         learning_rate_progress: see `MiniBatch`.
     Returns: a batch for each dp rank; its loss scale is that of these samples alone.
     """
-    num_tokens = sum(sample.num_loss_tokens for sample in samples)
-    denominator = num_tokens if settings.denominator == "tokens" else len(samples) // settings.unit
+    count = denominator(samples, settings)
     parts = plan_batches(
         samples,
         num_ranks=settings.dp,
@@ -217,7 +222,7 @@ def batches_of(
             plan=plan,
             one_sample_per_row=settings.one_sample_per_row,
             is_last=is_last,
-            loss_scale=1 / denominator if num_tokens else 0.0,
+            loss_scale=1 / count if count else 0.0,
             learning_rate_progress=learning_rate_progress,
         )
         for ragged, plan in parts

@@ -1,5 +1,6 @@
 """Call the engine or trainer rank of this process, and get the results of all processes that torchrun has started."""
 
+import atexit
 import json
 import os
 from base64 import b64decode, b64encode
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from coati_rl.members import Arguments
-from consumer.parallel.process_group import agree
+from consumer.parallel.process_group import agree, destroy_process_group
 
 
 class OwnMember:
@@ -49,6 +50,7 @@ def join_torchrun(device: str) -> torch.device:
         torch.cuda.set_device(own)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if device == "cuda" else "gloo", device_id=own if device == "cuda" else None)
+        atexit.register(destroy_process_group)  # else a thread of gloo may abort the process at its end
     return own
 
 

@@ -95,7 +95,7 @@ def test_a_response_that_others_keep_from_the_cores_is_not_late(own: Own, monkey
                 assert burner.stdout is not None
                 burner.stdout.readline()
             started = time.monotonic()
-            # With a 26th of a core: 0.78 s on the clock. What takes more than a fifth of the limit itself, 0.1 s, is late.
+            # With a 26th of a core: 0.78 s on the clock. What takes more than a fifth of the limit, 0.1 s, is late.
             (score,) = pool.submit(["compute 0.03"], FIVE).result(60)
             assert time.monotonic() - started > LIMIT_S
             (late,) = pool.submit(["compute 60"], FIVE).result(60)

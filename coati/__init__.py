@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coati.cluster import cluster
     from coati.engine import Engine
+    from coati.ray_cluster import cluster
     from coati.samples import advantages, group_samples, rows
     from coati.trainer import Push, Trainer
     from coati_rl.samples import Sample
@@ -27,7 +27,7 @@ _HOMES = {
     "Push": "coati.trainer",
     "Sample": "coati_rl.samples",
     "Trainer": "coati.trainer",
-    "cluster": "coati.cluster",
+    "cluster": "coati.ray_cluster",
     "reward": "rewards.registry",
 }
 

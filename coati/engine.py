@@ -13,7 +13,7 @@ from producer.engine_member import EngineMember
 from producer.engines import engine_environment
 
 if TYPE_CHECKING:
-    from coati.cluster import Cluster
+    from coati.ray_cluster import Cluster
 
 
 class Engine(EngineClient):

@@ -22,7 +22,7 @@ from consumer.trainer_client import TrainerClient
 from consumer.trainer_rank import TrainerRank
 
 if TYPE_CHECKING:
-    from coati.cluster import Cluster
+    from coati.ray_cluster import Cluster
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,8 +35,8 @@ def train_until_a_fault(rank: int, out_file: Path, model_dir: Path, layout: str,
         begin = time.monotonic()
         try:
             backend.forward_backward(to_mini_batch(micro_batches, step=step), PolicyLoss())
+            backend.optimizer_step(loss_scale=1 / 8, learning_rate=LEARNING_RATE)
         except EngineError as error:
             heard = {"step": step, "message": str(error), "seconds": time.monotonic() - begin}
             out_file.write_text(json.dumps(heard))
             os._exit(1)
-        backend.optimizer_step(loss_scale=1 / 8, learning_rate=LEARNING_RATE)

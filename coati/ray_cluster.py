@@ -1,5 +1,7 @@
 """Place trainers and engines on a Ray cluster, as a run does."""
 
+import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from coati_rl.config import Config
 from coati_rl.config.cli import build_job
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
+from coati_rl.errors import ConfigError
 from coati_rl.members import Members
 from coati_rl.runtime.ray_environment import prepare_ray_environment
 from coati_rl.types import Device
@@ -27,22 +30,19 @@ class Cluster:
         """Reserve them. Raises: ConfigError if the cluster is too small."""
         from coati_rl.runtime.placement_manager import PlacementManager  # imports Ray
 
-        self.device = device
+        self.device, self.num_trainers = device, config.parallel.num_trainers
         self.address = ""  # of a trainer's first rank, as engines reach it; empty: all are on this machine
         self._config, self._log_dir = config, log_dir
         self._places = PlacementManager(config, device)
+        self._taken = set[str]()
         self._engine_places = [self._places.acquire() for _ in range(config.parallel.num_inferencer)]
 
-    @property
-    def num_trainers(self) -> int:
-        """Return the ranks of a trainer."""
-        return self._config.parallel.num_trainers
-
     def engines(self, config: Config) -> Members:
-        """Load an engine in each of its places."""
-        environment = engine_environment(
-            self.device, config.parallel.producer_tensor_parallel_size, compiles=config.sampling.enforce_eager is False
-        )
+        """Load an engine in each of its places. Raises: ConfigError for engines of another width."""
+        width, own = config.parallel.producer_tensor_parallel_size, self._config.parallel.producer_tensor_parallel_size
+        if width != own:
+            raise ConfigError(f"producer_tensor_parallel_size={width}: the cluster has places for {own}; tell it, too")
+        environment = engine_environment(self.device, width, compiles=config.sampling.enforce_eager is False)
         return self._members(
             "engine", self._engine_places, EngineMember, (config, self.device), config=config, environment=environment
         )
@@ -63,10 +63,11 @@ class Cluster:
     ) -> Members:  # fmt: skip
         from coati_rl.runtime.members import RemoteMembers  # imports Ray
 
-        return RemoteMembers(
-            name, places, make, arguments, device=self.device, precision=resolve_precision(config, self.device),
-            environment=environment, log_dir=self._log_dir,
-        )  # fmt: skip
+        if name in self._taken:
+            raise ConfigError(f"the cluster's places for {name}s are taken: make one Engine and one Trainer on it")
+        self._taken.add(name)
+        options: dict[str, Any] = {"device": self.device, "environment": environment, "log_dir": self._log_dir}
+        return RemoteMembers(name, places, make, arguments, precision=resolve_precision(config, self.device), **options)
 
 
 @contextmanager
@@ -82,9 +83,10 @@ def cluster(
         flags: of `coati-rl rl` for the cluster: master_address, ray_dir, producer_tensor_parallel_size.
     Raises: ConfigError if the cluster is too small or cannot be joined, or Ray was imported before.
     """
-    is_elsewhere = bool(flags.get("master_address")) and device == "auto"
-    kind = "cuda" if is_elsewhere else device_of(device)
+    kind = "cuda" if flags.get("master_address") and device == "auto" else device_of(device)
     config = build_job({"num_trainers": trainers, "num_inferencer": engines, **flags}, Config)
+    if "ray" in sys.modules and "RAY_AUTH_MODE" not in os.environ:
+        raise ConfigError("Ray was imported before coati.cluster: import it later, or set RAY_AUTH_MODE=token")
     prepare_ray_environment(config)
     from coati_rl.runtime.cluster import ray_cluster  # imports Ray, which reads the environment once
 

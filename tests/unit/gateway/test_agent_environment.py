@@ -25,7 +25,7 @@ def test_episodes_of_an_agent_are_trajectories_with_its_rewards(make) -> None:
     record = rolled_out.records[0]
     assert record["ended"] == "done" and [turn["role"] for turn in record["turns"]] == ["assistant"] * 2
     assert not any(turn.get("is_fork") for turn in record["turns"])
-    assert not producer.engine._admission.open_episodes()
+    wait_for(producer, lambda: not producer.engine._admission.open_episodes())  # the engine's thread closes them
 
 
 def test_the_same_lease_gives_the_same_tokens_and_each_episode_its_own(make) -> None:

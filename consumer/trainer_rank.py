@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
-from coati_rl.config.plan import resolve_precision
+from coati_rl.config.plan import resolve_dtype
 from coati_rl.config.sync import SyncConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.data.packing import build_mini_batch, probe_micro_batch
@@ -80,7 +80,7 @@ class TrainerRank:
             address: of the first rank, as engines reach it; empty: all are on this machine.
         """
         self._config, self._own = config, own
-        self._dtype = "bfloat16" if resolve_precision(config, self._kind) == "bf16" else "float32"
+        self._dtype = resolve_dtype(config, self._kind)
         torch.manual_seed(config.run.seed)
         self._load(Path(config.model.model))
         sync = config.sync if isinstance(config, Config) else SyncConfig()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from coati_rl.config import Config
-from coati_rl.config.plan import resolve_precision
+from coati_rl.config.plan import resolve_dtype
 from coati_rl.errors import EngineError
 from coati_rl.protocols import GenerationEngine
 from coati_rl.transport.manifest import WeightManifest
@@ -27,7 +27,7 @@ class EngineMember:
             config.sampling,
             model=config.model.model,
             tensor_parallel_size=config.parallel.producer_tensor_parallel_size,
-            dtype="bfloat16" if resolve_precision(config, device) == "bf16" else "float32",
+            dtype=resolve_dtype(config, device),
             max_model_len=config.max_model_len,
             max_num_seqs=config.sampling.max_num_seqs or _MAX_SEQUENCES,
             seed=config.run.seed,

@@ -221,6 +221,11 @@ def _clipping(algorithm: AlgorithmConfig) -> str:
     return f"{algorithm.policy_loss} {bounds} per {algorithm.ratio_level}"
 
 
+def resolve_dtype(config: TrainingConfig, device: Device) -> str:
+    """The dtype, by its name in torch, in which engines load weights and trainers send them."""
+    return "bfloat16" if resolve_precision(config, device) == "bf16" else "float32"
+
+
 def resolve_precision(config: TrainingConfig, device: Device) -> str:
     """fp32 or bf16; bf16 by default on GPUs and under ZeRO, which keeps float32 masters of bfloat16 weights."""
     return config.model.precision or ("bf16" if device == "cuda" or config.parallel.zero_stage > 0 else "fp32")

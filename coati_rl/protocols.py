@@ -3,17 +3,15 @@
 The code between these interfaces runs, and is tested, without Ray, an inference engine or a training engine.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 
-from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.packed_group import PackedGroup
-from coati_rl.transport.manifest import TensorEntry, WeightManifest
+from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import CommitResult, GenerationRequest, GenerationResult, Problem, TokenChunk
 from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work
@@ -92,102 +90,6 @@ class GenerationEngine(Protocol):
 
 # The trained model; the policy before the update; that of the KL penalty; that which the policy is distilled from.
 Role = Literal["policy", "old", "reference", "teacher"]
-
-
-class TrainerLayout(Protocol):
-    """Describe a rank's duties in the layout of the trainers."""
-
-    @property
-    def is_reporter(self) -> bool:
-        """Return True on the one rank that reports a step's metrics."""
-
-    @property
-    def is_first_copy(self) -> bool:
-        """Return True on the ranks that hold the first copy of the policy's weights."""
-
-    @property
-    def sender(self) -> int | None:
-        """Return this rank's number among the senders of the weights, from 0; None if it only helps to gather them."""
-
-    @property
-    def num_senders(self) -> int:
-        """Return the number of ranks that send the weights."""
-
-
-class TrainBackend(Protocol):
-    """Train the models of a run on ColossalAI, FSDP2 or plain torch; see `consumer.backend.Backend`.
-
-    The backend alone handles pipeline stages, shards and schedules; for its callers a gradient is always the sum over
-    the global batch. All methods are collective over the trainers unless stated otherwise.
-    """
-
-    device: torch.device  # that this rank computes on
-    precision: Literal["fp32", "bf16"]  # that the models compute in
-
-    @property
-    def layout(self) -> TrainerLayout:
-        """Return this rank's place in the layout."""
-
-    def score(self, micro_batches: Sequence[MicroBatch], model: Role = "policy") -> list[torch.Tensor]:
-        """Compute log-probabilities at the sampling temperature by one of the models, without gradient.
-
-        Returns: a float32[R, M] per micro-batch; nothing on ranks without the LM head, where no loss is computed.
-        """
-
-    def score_float32(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
-        """Compute the policy's log-probabilities as `score` does, with the same weights, but in float32."""
-
-    def score_hidden(self, micro_batches: Sequence[MicroBatch], model: Role) -> list[torch.Tensor]:
-        """Compute one of the models' last hidden states that predict the loss tokens, without gradient.
-
-        Returns: a float32[R, M, G] per micro-batch; nothing on ranks without the LM head.
-        """
-
-    def keep_old_policy(self) -> None:
-        """Keep the current policy as the "old" one of `score`."""
-
-    def forward_backward(self, mini_batch: MiniBatch, loss_fn: "LossFn") -> dict[str, "torch.Tensor"]:
-        """Accumulate the gradient of the summed loss over the mini-batch.
-
-        Returns: the sums that `loss_fn` reports, added over micro-batches of this rank (maxima for keys `*_max`); none
-            on ranks without the LM head.
-        """
-
-    def reduce_sums(self, sums: dict[str, "torch.Tensor"]) -> dict[str, float]:
-        """Reduce a step's sums over all ranks; empty on ranks without the LM head."""
-
-    def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
-        """Sum the gradient over ranks, scale it, clip it and step. Returns the norm before clipping.
-
-        With a scale of 0, of a step without samples, no weight changes.
-        """
-
-    def free(self, model: Role) -> None:
-        """Drop a model that is not scored any more; not collective."""
-
-    def weight_entries(self) -> tuple[TensorEntry, ...]:
-        """Return the tensors that all senders export, in HF order and transfer dtype, on any rank; not collective."""
-
-    def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield this pipeline stage's full HF tensors in HF order and transfer dtype; a tied lm_head is left out."""
-
-    def broadcast_text(self, text: str | None) -> str:
-        """Broadcast a text from sender 0 to all senders; collective over them. `text`: None on the others."""
-
-    def live_weights(self) -> list[torch.Tensor]:
-        """Return the policy's weights that this rank holds, without copying; not collective."""
-
-    def any_rank(self, is_needed: bool) -> bool:
-        """Return True if any of the ranks that run a forward together needs one; collective over them."""
-
-    def save(self, directory: Path, *, state: dict[str, Any], files: Mapping[str, bytes]) -> None:
-        """Write a HF checkpoint plus optimizer state and further files by name, published atomically."""
-
-    def restore(self, directory: Path) -> None:
-        """Restore optimizer and random state of the checkpoint that the weights were loaded from, of any layout."""
-
-    def close(self) -> None:
-        """Destroy the process groups of this backend."""
 
 
 class LossFn(Protocol):

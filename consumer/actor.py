@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
@@ -18,7 +18,7 @@ from coati_rl.config.training import TrainingConfig
 from coati_rl.config.update_rules import slow_seconds
 from coati_rl.errors import EngineError
 from coati_rl.observability.timeline import Timeline
-from coati_rl.protocols import TrainBackend, TrainerCoordinator
+from coati_rl.protocols import TrainerCoordinator
 from coati_rl.runtime.cluster import own_address
 from coati_rl.runtime.heartbeats import Heartbeat, own_heartbeat
 from coati_rl.runtime.process import ActorContext, enter_actor
@@ -28,6 +28,9 @@ from consumer.environment import trainer_environment
 from consumer.jobs import offline, rl
 from consumer.jobs.job import Trainer, backend_config
 from consumer.parallel.process_group import StoreLocation, init_process_group, open_listener, private_store_location
+
+if TYPE_CHECKING:
+    from consumer.backend import Backend
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ class TrainerActor:
         self._checkpoint_dir = checkpoint_dir
         self._resume_dir = resume_dir
         self._listener: socket.socket | None = None
-        self._backend: TrainBackend | None = None
+        self._backend: Backend | None = None
 
     def open_rendezvous(self) -> StoreLocation:
         """Create the store through which the trainers find each other; on rank 0 only.
@@ -96,12 +99,8 @@ class TrainerActor:
             seed=config.run.seed,
             device=self._device,
         )
-        settings = backend_config(
-            config,
-            _job_of(config).models(config),
-            model_dir=self._resume_dir or Path(config.model.model),
-            dtype=self._context.dtype,
-        )
+        models = _job_of(config).models(config, self._resume_dir or Path(config.model.model))
+        settings = backend_config(config, models, dtype=self._context.dtype)
         self._backend = make_backend(settings, device=device, timeout_s=timeout_s)
         if self._resume_dir is not None:
             self._backend.restore(self._resume_dir)

@@ -1,4 +1,4 @@
-"""Implement `TrainBackend`, which the train loop calls, with a trainer's models and its parallelism.
+"""Train, score, send and save a trainer's models on its parallelism.
 
 Consumes mini-batches; produces gradients, steps, log-probabilities, weights and checkpoints. A gradient is always the
 unscaled sum over the global batch, accumulated in float32 until `optimizer_step` scales it.
@@ -7,7 +7,6 @@ unscaled sum over the global batch, accumulated in float32 until `optimizer_step
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,43 +19,18 @@ from coati_rl.checkpoint.directory import load_state
 from coati_rl.checkpoint.resumed_run import DATE_KEY
 from coati_rl.checkpoint.tokenizer_files import read_tokenizer_files
 from coati_rl.config.optimizer import OptimizerConfig
-from coati_rl.config.training import PluginName
 from coati_rl.data.packing import blank_micro_batch
 from coati_rl.errors import ConfigError
 from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import LossFn, Role
 from coati_rl.transport.manifest import TensorEntry, dtype_name
+from consumer.backend_config import BackendConfig, ModelSource
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
 from consumer.models.float32_compute import Float32Compute
-from consumer.models.policy_model import DTYPES, Precision, make_input
-from consumer.models.scalar_head import ScalarHead
+from consumer.models.policy_model import DTYPES, make_input
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.process_group import collective
-from consumer.role_models import Model
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BackendConfig:
-    """Hold the settings that a training backend is built from."""
-
-    model_dir: Path  # Hugging Face model, or a checkpoint of ours
-    tokenizer_dir: Path | None = None  # tokenizer to copy into checkpoints; None: model_dir's
-    chat_template: str | None = None  # written into checkpoints in place of the tokenizer's
-    template_date: str | None = None  # that the run's chat templates write as today's; kept in checkpoints
-    reference_dir: Path | None = None  # reference model of the KL penalty; None: no reference model
-    teacher_dir: Path | None = None  # teacher of a distillation; None: no teacher
-    scalar_head: ScalarHead | None = None  # of the trained model, in place of its LM head
-    keeps_old_policy: bool = False  # keep a second copy of the weights, for old_logprobs over several steps
-    plugin: PluginName = "hybrid"
-    tp_size: int = 1
-    pp_size: int = 1
-    zero_stage: int = 0
-    precision: Precision = "fp32"  # bf16 keeps float32 master weights
-    wire_dtype: torch.dtype = torch.float32  # dtype of exported weights: the inference engines' dtype
-    gradient_checkpointing: bool = False
-    compile_ops: bool | None = None  # see `compiled_ops`; None: on a GPU
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # its learning rate is given with each step
-    keep_checkpoints: int | None = None  # None: all
+from consumer.role_models import RoleModel
 
 
 def make_backend(config: BackendConfig, *, device: torch.device, timeout_s: float) -> "Backend":
@@ -99,38 +73,33 @@ class Backend:
         self.device = parallelism.device
         self.precision = config.precision
         self.layout = parallelism.layout
+        self._settings_dir = config.tokenizer_dir or config.models["policy"].directory
         # Read once: the directory may change, or go, while the run goes on.
         self._tokenizer_files = (
-            read_tokenizer_files(config.tokenizer_dir or config.model_dir, chat_template=config.chat_template)
+            read_tokenizer_files(self._settings_dir, chat_template=config.chat_template)
             if self.layout.sender == 0
             else {}
         )
-        self.policy = self._load("policy", config.model_dir, config.optimizer)
-        self._models: dict[Role, Model] = {"policy": self.policy}
-        if config.reference_dir is not None:
-            self._models["reference"] = self._load("reference", config.reference_dir)
-        if config.teacher_dir is not None:
-            self._models["teacher"] = self._load("teacher", config.teacher_dir)
-        if config.keeps_old_policy:
-            self._models["old"] = self._load("old", config.model_dir)
+        self.models = {role: self._load(role, source) for role, source in config.models.items()}
+        self.policy = self.models["policy"]
 
-    def score(self, micro_batches: Sequence[MicroBatch], model: Role = "policy") -> list[Tensor]:
+    def score(self, micro_batches: Sequence[MicroBatch], role: Role = "policy") -> list[Tensor]:
         """Compute log-probabilities of one of the models at the sampling temperature, or a scalar head's values.
 
         Returns: float32[R, M] per micro-batch without gradient, 0 where the loss mask is False; an empty list on ranks
             without the head.
         Raises: ValueError if the backend was built without this model.
         """
-        return self._score(micro_batches, model)
+        return self._score(micro_batches, role)
 
-    def score_hidden(self, micro_batches: Sequence[MicroBatch], model: Role) -> list[Tensor]:
+    def score_hidden(self, micro_batches: Sequence[MicroBatch], role: Role) -> list[Tensor]:
         """Compute the last hidden states of one of the models that predict the loss tokens, without gradient.
 
         Returns: float32[R, M, G] per micro-batch, of any value where the loss mask is False; an empty list without the
             LM head.
         Raises: ValueError if the backend was built without this model.
         """
-        return self._score(micro_batches, model, returns_hidden=True)
+        return self._score(micro_batches, role, returns_hidden=True)
 
     def score_float32(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Compute the policy's log-probabilities as `score` does, from the same weights, but in float32."""
@@ -144,12 +113,13 @@ class Backend:
         """
         self._model("old").copy_from(self.policy)
 
-    def forward_backward(self, mini_batch: MiniBatch, loss_fn: LossFn) -> dict[str, Tensor]:
-        """Accumulate the gradient of the summed loss over this rank's samples.
+    def forward_backward(self, mini_batch: MiniBatch, loss_fn: LossFn, role: Role = "policy") -> dict[str, Tensor]:
+        """Accumulate the gradient of a trained model's summed loss over this rank's samples.
 
         The trainer's policy_version is the number of optimizer steps taken, which is `mini_batch.step`.
 
-        Returns: the sums that `loss_fn` reports, float64[] each, over this rank's samples; empty without the LM head.
+        Returns: the sums that `loss_fn` reports, float64[] each, over this rank's samples (maxima for keys `*_max`);
+            empty without the LM head.
         """
         # A rank without samples still takes part in the step.
         wanted = max(len(mini_batch.micro_batches), int(mini_batch.is_last))
@@ -166,33 +136,41 @@ class Backend:
                 )
                 for micro_batch in micro_batches
             ]
-            return self.policy.accumulate(inputs)
+            return self._model(role).accumulate(inputs)
 
-    def reduce_gradients(self) -> None:
-        """Sum the step's gradients over all ranks, once, into `policy.gradients`; `optimizer_step` does so, too."""
+    def reduce_gradients(self, role: Role = "policy") -> None:
+        """Sum a model's gradients over all ranks, once, into its `gradients`; `optimizer_step` does so, too."""
         with collective("sum gradients over trainers"):
-            self.policy.reduce_gradients()
+            self._model(role).reduce_gradients()
 
     def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
         """Return a step's reported sums over all ranks; empty without the LM head."""
         return self._parallelism.reduce_sums(sums)
 
     def optimizer_step(
-        self, *, loss_scale: float, learning_rate: float, settings: OptimizerConfig | None = None
+        self,
+        *,
+        loss_scale: float,
+        learning_rate: float,
+        settings: OptimizerConfig | None = None,
+        role: Role = "policy",
     ) -> float:
-        """Sum the accumulated gradient over all ranks, scale it, clip it, step and clear it; see `Model`.
+        """Sum a model's gradient over all ranks, scale it, clip it, step and clear it; see `RoleModel`.
 
         Returns: the scaled gradient's norm before clipping, the same on every rank.
         Raises: EngineError if the norm is not finite; the weights are unchanged then.
         """
         with collective("sum gradients over trainers"):
-            return self.policy.optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate, settings=settings)
+            return self._model(role).optimizer_step(
+                loss_scale=loss_scale, learning_rate=learning_rate, settings=settings
+            )
 
-    def free(self, model: Role) -> None:
-        """Drop a model other than the policy; not collective."""
-        if model == "policy":
-            raise ValueError("the policy is trained and cannot be freed")
-        self._models.pop(model, None)
+    def free(self, role: Role) -> None:
+        """Drop a frozen model; not collective. Raises: ValueError for a trained one."""
+        source = self._config.models.get(role)
+        if source is not None and source.optimizer is not None:
+            raise ValueError(f"the {role} model is trained and cannot be freed")
+        self.models.pop(role, None)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -202,7 +180,7 @@ class Backend:
         return tuple(TensorEntry(name=i.name, dtype=dtype, shape=i.shape, sender=i.stage) for i in self.policy.infos)
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the full tensors that this rank sends, by Hugging Face name; see `Model.export`."""
+        """Yield the full tensors that this rank sends, by Hugging Face name; see `RoleModel.export`."""
         return self.policy.export(self._config.wire_dtype)
 
     def broadcast_text(self, text: str | None) -> str:
@@ -231,7 +209,7 @@ class Backend:
         publish = partial(
             writer.publish,
             model=self.policy.module,
-            settings_dir=self._config.tokenizer_dir or self._config.model_dir,
+            settings_dir=self._settings_dir,
             state={
                 **state,
                 "rng_state": b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
@@ -270,22 +248,22 @@ class Backend:
             ]
             return model.score(inputs)[: len(micro_batches)]
 
-    def _load(self, role: Role, directory: Path, optimizer: OptimizerConfig | None = None) -> Model:
-        return Model(
+    def _load(self, role: Role, source: ModelSource) -> RoleModel:
+        return RoleModel(
             role,
-            directory,
+            source.directory,
             self._parallelism,
             precision=self._config.precision,
-            optimizer=optimizer,
+            optimizer=source.optimizer,
             gradient_checkpointing=self._config.gradient_checkpointing,
             compiles_ops=self.device.type == "cuda" if self._config.compile_ops is None else self._config.compile_ops,
-            head=self._config.scalar_head if role == "policy" else None,
+            head=source.head,
         )
 
-    def _model(self, role: Role) -> Model:
-        if role not in self._models:
+    def _model(self, role: Role) -> RoleModel:
+        if role not in self.models:
             raise ValueError(f"this backend was built without the {role} model")
-        return self._models[role]
+        return self.models[role]
 
 
 def _padded(micro_batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:

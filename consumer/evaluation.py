@@ -5,7 +5,7 @@ metrics are those of a training step with the same samples, such as its loss and
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -14,11 +14,14 @@ from torch import Tensor
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.data.packing import build_mini_batch
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
-from coati_rl.protocols import Role, TrainBackend
+from coati_rl.protocols import Role
 from coati_rl.samples import RaggedBatch
 from coati_rl.work import EvaluateWork
 from consumer.objectives.objective import Objective
 from consumer.train_step import with_targets
+
+if TYPE_CHECKING:
+    from consumer.backend import Backend
 
 _NOT_COMPUTED = ("entropy_sum",)  # scores are log-probabilities alone
 
@@ -38,7 +41,7 @@ class Evaluator:
 
     def __init__(
         self,
-        backend: TrainBackend,
+        backend: "Backend",
         objective: Objective,
         reports: DatasetReports,
         timeline: Timeline = NO_TIMELINE,
@@ -87,17 +90,17 @@ class Evaluator:
         scores = self._backend.score(micro_batches)  # none on ranks without the LM head
         for micro_batch, logprobs in zip(micro_batches, scores, strict=False):
             arrays = {name: torch.tensor(a, device=logprobs.device) for name, a in micro_batch.loss_arrays.items()}
-            _, sums = self._objective.loss_fn(logprobs, torch.zeros_like(logprobs), arrays)
+            _, sums = self._objective.losses["policy"](logprobs, torch.zeros_like(logprobs), arrays)
             self._sums = merge_sums(self._sums, {name: value.detach() for name, value in sums.items()})
 
 
-def score_samples(backend: TrainBackend, batch: RaggedBatch, model: Role) -> list[np.ndarray] | None:
+def score_samples(backend: "Backend", batch: RaggedBatch, role: Role) -> list[np.ndarray] | None:
     """Compute a model's log-probabilities of a rank's samples, float32[N] each in their order; collective.
 
     Returns: None on ranks without the LM head.
     """
     micro_batches = build_mini_batch(batch).micro_batches
-    scores = backend.score(micro_batches, model)
+    scores = backend.score(micro_batches, role)
     if len(scores) < len(micro_batches):
         return None
     by_sample: dict[int, np.ndarray] = {}

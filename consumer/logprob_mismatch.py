@@ -9,6 +9,7 @@ sampled them. In bfloat16 some tokens are scored in float32, too, in the first s
 import dataclasses
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,8 +20,10 @@ from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch
 from coati_rl.config import Config
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
-from coati_rl.protocols import TrainBackend
 from consumer.models.weight_history import WeightHistory
+
+if TYPE_CHECKING:
+    from consumer.backend import Backend
 
 _ROUNDING_SHARE = 1 / 32  # of the tokens that are trained: the most that are scored in float32, after the first
 
@@ -30,7 +33,7 @@ class MismatchMeter:
 
     def __init__(
         self,
-        backend: TrainBackend,
+        backend: "Backend",
         history: WeightHistory,
         timeline: Timeline = NO_TIMELINE,
         *,
@@ -124,7 +127,7 @@ class MismatchMeter:
         return sums
 
 
-def make_mismatch_meter(backend: TrainBackend, config: Config, timeline: Timeline = NO_TIMELINE) -> MismatchMeter:
+def make_mismatch_meter(backend: "Backend", config: Config, timeline: Timeline = NO_TIMELINE) -> MismatchMeter:
     """Make this rank's meter; only data-parallel rank 0 keeps weights and measures, to save host memory."""
     is_first = backend.layout.is_first_copy
     history = WeightHistory(backend.live_weights(), max_versions=config.num_kept_versions if is_first else 0)

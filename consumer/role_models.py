@@ -28,7 +28,7 @@ from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.parameters import ParameterInfo, describe_parameters
 
 
-class Model:
+class RoleModel:
     """Own this rank's part of one model; methods are collective unless noted."""
 
     def __init__(
@@ -136,7 +136,7 @@ class Model:
         return norm
 
     @torch.no_grad()
-    def copy_from(self, other: "Model") -> None:
+    def copy_from(self, other: "RoleModel") -> None:
         """Copy the weights of a model of the same architecture; each rank copies its own part; not collective."""
         theirs = other.parameters.local
         for name, weight in self.parameters.local.items():

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coati_rl.checkpoint.directory import ROLLOUTS_FILE
 from coati_rl.data.packing import build_mini_batch
 from coati_rl.errors import RunError
 from coati_rl.observability.idle import IdleFraction
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
-from coati_rl.protocols import StepReports, TrainBackend, WorkSource
+from coati_rl.protocols import StepReports, WorkSource
 from coati_rl.work import (
     EvaluateWork,
     FinishWork,
@@ -31,6 +31,9 @@ from coati_rl.work import (
     Work,
 )
 from consumer.train_step import TrainStep
+
+if TYPE_CHECKING:
+    from consumer.backend import Backend
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +61,7 @@ class TrainLoop:
         rank: int,
         source: WorkSource,
         reports: StepReports,
-        backend: TrainBackend,
+        backend: "Backend",
         train_step: Callable[[bool], TrainStep],
         *,
         is_reporter: bool,

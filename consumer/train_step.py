@@ -10,18 +10,21 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
-from coati_rl.protocols import Role, TrainBackend
+from coati_rl.protocols import Role
 from coati_rl.work import RepeatWork
 from consumer.logprob_mismatch import MismatchMeter
 from consumer.objectives.objective import Objective, Targets
 from consumer.optim.learning_rate import LearningRate
+
+if TYPE_CHECKING:
+    from consumer.backend import Backend
 
 MicroBatches = tuple[MicroBatch, ...]
 
@@ -39,7 +42,7 @@ class TrainStep:
 
     def __init__(
         self,
-        backend: TrainBackend,
+        backend: "Backend",
         objective: Objective,
         timeline: Timeline = NO_TIMELINE,
         *,
@@ -105,7 +108,8 @@ class TrainStep:
         """Take another optimizer step on the batch of an earlier one. Returns: its metrics, as `run` does."""
         begin = time.perf_counter()
         if self._waiting or self._trained:  # of a step that will not be completed, as the run ends
-            self._backend.optimizer_step(loss_scale=0.0, learning_rate=0.0)
+            for role in self._objective.losses:
+                self._backend.optimizer_step(loss_scale=0.0, learning_rate=0.0, role=role)
             self._begin()
         kept = self._kept.pop(work.first_step) if work.is_last else self._kept[work.first_step]
         self._add(kept.sums)
@@ -129,8 +133,10 @@ class TrainStep:
         return sums
 
     def _forward_backward(self, batch: MiniBatch) -> dict[str, Tensor]:
-        with self._timeline.span("forward_backward"):
-            sums = self._backend.forward_backward(batch, self._objective.loss_fn)
+        sums = dict[str, Tensor]()
+        for role, loss in self._objective.losses.items():
+            with self._timeline.span("forward_backward"):
+                sums = merge_sums(sums, self._backend.forward_backward(batch, loss, role))
         self._add(sums)
         return sums
 
@@ -161,12 +167,17 @@ class TrainStep:
         if self._mismatch_meter is not None:
             self._mismatch_meter.end_step(step)
         with self._timeline.span("optimizer step", step=step + 1):
-            norm = self._backend.optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate, **options)
+            norms = {
+                role: self._backend.optimizer_step(
+                    loss_scale=loss_scale, learning_rate=learning_rate, role=role, **options
+                )
+                for role in self._objective.losses
+            }
         sums = self._backend.reduce_sums(self._sums)
         metrics = self._objective.metrics(sums, loss_scale=loss_scale) if sums else {}
         seconds = self._train_s + time.perf_counter() - begin
         self._begin()
-        return {**metrics, "grad_norm": norm, "learning_rate": learning_rate, "train_s": seconds}
+        return {**metrics, "grad_norm": norms["policy"], "learning_rate": learning_rate, "train_s": seconds}
 
     def _keep_old_policy(self, step: int) -> None:
         """Copy the policy before the first step after a weight sync or a resume: the engines sample with it."""
@@ -197,7 +208,7 @@ class TrainStep:
 
 def with_targets(
     objective: Objective,
-    backend: TrainBackend,
+    backend: "Backend",
     micro_batches: MicroBatches,
     timeline: Timeline,
     *,

@@ -22,9 +22,10 @@ from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import Device
 from consumer.backend import Backend, make_backend
+from consumer.backend_config import ModelSource, frozen, trained
 from consumer.evaluation import score_samples
 from consumer.jobs import offline, rl
-from consumer.jobs.job import Models, backend_config
+from consumer.jobs.job import backend_config
 from consumer.objectives.objective import Objective
 from consumer.objectives.policy_gradient import policy_gradient
 from consumer.optim.learning_rate import LearningRate
@@ -104,16 +105,18 @@ class TrainerRank:
         return self._device
 
     def _load(self, directory: Path) -> None:
-        config = self._config
+        config, models = self._config, dict[Role, ModelSource]()
         if self._own is not None:
-            objective, reference = self._own, Path(config.model.model)
-            models = Models(reference_dir=reference if "reference" in objective.roles else None)
+            objective = self._own
+            models["policy"] = trained(directory, config.optimizer)
+            if "reference" in objective.roles:
+                models["reference"] = frozen(Path(config.model.model))
         elif isinstance(config, OfflineConfig):
-            objective, models = offline.objective_of(config), offline.models(config)
+            objective, models = offline.objective_of(config), offline.models(config, directory)
         else:
             assert isinstance(config, Config)  # noqa: S101, the other kind of job
-            objective, models = policy_gradient(config), rl.models(config)
-        settings = backend_config(config, models, model_dir=directory, dtype=self._dtype)
+            objective, models = policy_gradient(config), rl.models(config, directory)
+        settings = backend_config(config, models, dtype=self._dtype)
         self._backend = (
             make_backend(settings, device=self._own_device, timeout_s=TIMEOUT_S)
             if dist.is_initialized()

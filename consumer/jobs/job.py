@@ -1,27 +1,19 @@
 """Define what a job and the trainer that runs it know of each other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from coati_rl.config.training import TrainingConfig
 from coati_rl.observability.timeline import Timeline
-from coati_rl.protocols import TrainBackend
+from coati_rl.protocols import Role
+from consumer.backend_config import BackendConfig, ModelSource
 
 if TYPE_CHECKING:
-    from consumer.backend import BackendConfig
-    from consumer.models.scalar_head import ScalarHead
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Models:
-    """Name the models that a trainer holds besides the one that it trains."""
-
-    reference_dir: Path | None = None  # None: no reference model
-    teacher_dir: Path | None = None  # None: no teacher
-    keeps_old_policy: bool = False
-    scalar_head: "ScalarHead | None" = None  # of the trained model, in place of its LM head
+    from consumer.backend import Backend
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +27,7 @@ class Trainer:
     timeline: Timeline
     on_step: Callable[[], None]  # called after every optimizer step
 
-    def loop_options(self, backend: TrainBackend) -> dict[str, Any]:
+    def loop_options(self, backend: "Backend") -> dict[str, Any]:
         """Return the arguments of `TrainLoop` that do not depend on the job."""
         return {
             "is_reporter": backend.layout.is_reporter,
@@ -45,36 +37,26 @@ class Trainer:
         }
 
 
-def backend_config(config: TrainingConfig, models: Models, *, model_dir: Path, dtype: str) -> "BackendConfig":
+def backend_config(config: TrainingConfig, models: Mapping[Role, ModelSource], *, dtype: str) -> BackendConfig:
     """Return what a trainer's backend is built from.
 
     Args:
         config: of the job.
-        models: besides the one that is trained.
-        model_dir: of that one; a checkpoint's to go on from it.
+        models: by role.
         dtype: "float32" or "bfloat16", of engine weights and of weight transfers.
     """
-    import torch
-
-    from consumer.backend import BackendConfig
-
     parallel = config.parallel
     return BackendConfig(
-        model_dir=model_dir,
+        models=models,
         tokenizer_dir=Path(config.model.model),
         chat_template=config.data.chat_template,
         template_date=config.data.template_date,
-        reference_dir=models.reference_dir,
-        teacher_dir=models.teacher_dir,
-        keeps_old_policy=models.keeps_old_policy,
-        scalar_head=models.scalar_head,
         plugin=parallel.plugin,
         tp_size=parallel.tensor_parallel_size,
         pp_size=parallel.pipeline_parallel_size,
         zero_stage=parallel.zero_stage,
         precision="bf16" if dtype == "bfloat16" else "fp32",
         wire_dtype=getattr(torch, dtype),
-        optimizer=config.optimizer,
         gradient_checkpointing=parallel.gradient_checkpointing,
         compile_ops=parallel.compile_ops,
         keep_checkpoints=config.run.keep_checkpoints,

@@ -3,16 +3,17 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_jobs import DpoJobConfig, KtoJobConfig, PrmJobConfig, RmJobConfig, SftJobConfig
 from coati_rl.data.reward_samples import label_token_ids, padding_token_id
-from coati_rl.protocols import TrainBackend
+from coati_rl.protocols import Role
 from coati_rl.runtime.resources import load_tokenizer
 from coati_rl.work import EvaluateWork, ReferenceWork
+from consumer.backend_config import ModelSource, frozen, trained
 from consumer.evaluation import Evaluator, score_samples
-from consumer.jobs.job import Models, Trainer
+from consumer.jobs.job import Trainer
 from consumer.objectives.cross_entropy import CrossEntropy
 from consumer.objectives.forward_kl import ForwardKL
 from consumer.objectives.kto import kto
@@ -23,6 +24,9 @@ from consumer.objectives.process_reward import ProcessReward
 from consumer.optim.learning_rate import learning_rate
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
+
+if TYPE_CHECKING:
+    from consumer.backend import Backend
 
 
 def objective_of(config: OfflineConfig) -> Objective:
@@ -44,23 +48,23 @@ def objective_of(config: OfflineConfig) -> Objective:
     return CrossEntropy()
 
 
-def models(config: OfflineConfig) -> Models:
-    """Return the models that a trainer holds besides the one that it trains."""
+def models(config: OfflineConfig, directory: Path) -> dict[Role, ModelSource]:
+    """Return a trainer's models by role. `directory`: the trained one's; a checkpoint's to go on from it."""
     from consumer.models.scalar_head import ScalarHead  # imports transformers
 
     head = None
     if isinstance(config, RmJobConfig):
         head = ScalarHead(seed=config.run.seed, pad_token_id=padding_token_id(_tokenizer(config)))
-    teacher = config.distillation.teacher if isinstance(config, SftJobConfig) else None
-    return Models(
-        reference_dir=Path(config.reference_model) if config.uses_reference else None,
-        teacher_dir=None if teacher is None else Path(teacher),
-        scalar_head=head,
-    )
+    found: dict[Role, ModelSource] = {"policy": trained(directory, config.optimizer, head=head)}
+    if config.uses_reference:
+        found["reference"] = frozen(Path(config.reference_model))
+    if isinstance(config, SftJobConfig) and config.distillation.teacher is not None:
+        found["teacher"] = frozen(Path(config.distillation.teacher))
+    return found
 
 
 @contextmanager
-def train_loop(config: OfflineConfig, trainer: Trainer, backend: TrainBackend, coordinator: Any) -> Iterator[TrainLoop]:
+def train_loop(config: OfflineConfig, trainer: Trainer, backend: "Backend", coordinator: Any) -> Iterator[TrainLoop]:
     """Provide a trainer's loop; the coordinator is a `DatasetCoordinator`, which orders no weight sync."""
     objective = objective_of(config)
     step = TrainStep(backend, objective, trainer.timeline, learning_rate=learning_rate(config.optimizer))

@@ -3,29 +3,36 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coati_rl.config import Config
-from coati_rl.protocols import TrainBackend, TrainerCoordinator
-from consumer.jobs.job import Models, Trainer
+from coati_rl.protocols import Role, TrainerCoordinator
+from consumer.backend_config import ModelSource, frozen, trained
+from consumer.jobs.job import Trainer
 from consumer.objectives.policy_gradient import policy_gradient
 from consumer.optim.learning_rate import learning_rate
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
 
+if TYPE_CHECKING:
+    from consumer.backend import Backend
 
-def models(config: Config) -> Models:
-    """Return the models that a trainer holds besides the policy."""
-    return Models(
-        reference_dir=Path(config.model.model) if config.algorithm.kl_coeff > 0 else None,
-        teacher_dir=None if config.distillation.teacher is None else Path(config.distillation.teacher),
-        keeps_old_policy="old" in policy_gradient(config.with_gap_correction()).roles,
-    )
+
+def models(config: Config, directory: Path) -> dict[Role, ModelSource]:
+    """Return a trainer's models by role. `directory`: the policy's; a checkpoint's to go on from it."""
+    found: dict[Role, ModelSource] = {"policy": trained(directory, config.optimizer)}
+    if config.algorithm.kl_coeff > 0:
+        found["reference"] = frozen(Path(config.model.model))
+    if config.distillation.teacher is not None:
+        found["teacher"] = frozen(Path(config.distillation.teacher))
+    if "old" in policy_gradient(config.with_gap_correction()).roles:
+        found["old"] = frozen(directory)
+    return found
 
 
 @contextmanager
 def train_loop(
-    config: Config, trainer: Trainer, backend: TrainBackend, coordinator: TrainerCoordinator
+    config: Config, trainer: Trainer, backend: "Backend", coordinator: TrainerCoordinator
 ) -> Iterator[TrainLoop]:
     """Provide a trainer's loop, and what it publishes weights with."""
     from coati_rl.runtime.cluster import own_address  # imports Ray

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from consumer.objectives.objective import Objective, mean_of
+from consumer.objectives.objective import SingleLoss, mean_of
 
 _MAX_EXPONENT = 80.0  # exp(80) is still a finite float32
 
 
-class TokenCrossEntropy:
-    """Compute loss = sum_t w_t * -log p(token_t) over loss tokens; w_t are the batch's `loss_weights`.
+class CrossEntropy(SingleLoss):
+    """Average over all loss tokens of the batch, whatever sequence they are in.
+
+    loss = sum_t w_t * -log p(token_t) over loss tokens; w_t are the batch's `loss_weights`.
 
     Reports, detached float64[] each and summed over loss tokens: num_tokens; loss_sum (weighted, as returned); nll_sum
     (unweighted, nats); entropy_sum (nats).
@@ -20,14 +22,10 @@ class TokenCrossEntropy:
 
     is_token_separable = True
 
-    def is_final(self, sums: Mapping[str, Tensor]) -> bool:
-        """Return True: the loss never depends on a whole sample."""
-        return True
-
     def __call__(
-        self, logprobs: Tensor, entropy: Tensor, micro_batch: Mapping[str, Tensor]
+        self, logprobs: Tensor, entropy: Tensor, micro_batch: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return (float32[] summed loss, sums) for float32[R, M] log-probabilities; see `coati_rl.protocols.LossFn`."""
+        """Return (float32[] summed loss, sums) for float32[R, M] log-probabilities."""
         loss_mask = micro_batch["loss_mask"]
         nll = -torch.where(loss_mask, logprobs, 0.0)  # masked before the product: padding may hold -inf
         loss = (micro_batch["loss_weights"] * nll).sum()
@@ -37,13 +35,6 @@ class TokenCrossEntropy:
             "nll_sum": nll.detach().double().sum(),
             "entropy_sum": torch.where(loss_mask, entropy.detach(), 0.0).double().sum(),
         }
-
-
-class CrossEntropy(Objective):
-    """Average over all loss tokens of the batch, whatever sequence they are in."""
-
-    def __init__(self) -> None:
-        self.loss_fn = TokenCrossEntropy()
 
     def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
         """Return loss, perplexity (exp of the mean nll over tokens), mean entropy and the number of loss tokens."""

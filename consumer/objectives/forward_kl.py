@@ -7,23 +7,30 @@ distillation, arXiv:1606.07947) or any other (arXiv:1503.02531).
 from collections.abc import Mapping
 
 from coati_rl.ops.distilled_loss import DistilledLoss
-from coati_rl.protocols import Role
-from consumer.objectives.cross_entropy import CrossEntropy, TokenCrossEntropy
+from coati_rl.protocols import LossFn, Role
+from consumer.objectives.cross_entropy import CrossEntropy
 from consumer.objectives.objective import mean_of
 
 
 class ForwardKL(CrossEntropy):
     """Average (1 - kl_weight) * -log p(token) + kl_weight * KL(teacher || policy) over all loss tokens of the batch."""
 
-    hidden_states: Mapping[str, Role] = {"teacher_hidden": "teacher"}
-
     def __init__(self, *, kl_weight: float = 1.0) -> None:
         """Mix by `kl_weight`. Raises: ValueError if it is not above 0 and at most 1."""
         if not 0 < kl_weight <= 1:
             raise ValueError(f"kl_weight = {kl_weight} must be above 0 and at most 1")
-        self.loss_fn = DistilledLoss(
-            loss=TokenCrossEntropy(), direction="forward", kl_coeff=kl_weight, loss_coeff=1 - kl_weight
-        )
+        self._kl_weight = kl_weight
+
+    @property
+    def losses(self) -> Mapping[Role, LossFn]:
+        """Return the mixture as the policy's loss."""
+        weight = self._kl_weight
+        return {"policy": DistilledLoss(loss=self, direction="forward", kl_coeff=weight, loss_coeff=1 - weight)}
+
+    @property
+    def hidden_states(self) -> Mapping[str, Role]:
+        """Return the teacher."""
+        return {"teacher_hidden": "teacher"}
 
     def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
         """Return what cross-entropy reports, and the mean KL to the teacher.

@@ -16,18 +16,19 @@ from coati_rl.algorithms.preference import check_beta
 from coati_rl.algorithms.sequences import unit_sums
 from coati_rl.batch import MicroBatch
 from coati_rl.config.objectives.kto import KtoConfig
-from coati_rl.protocols import LossFn, Role
+from coati_rl.protocols import Role
 from consumer.objectives.completion_metrics import completion_metrics
-from consumer.objectives.objective import Objective
+from consumer.objectives.objective import SingleLoss
 
 DESIRABLE, UNDESIRABLE, MISMATCHED = 1.0, 0.0, -1.0  # values of the loss array `label`
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExampleLoss:
-    """Compute loss = sum over examples of weight * (1 - sigmoid(beta * (log-ratio - kl))), mirrored if undesirable.
+class Kto(SingleLoss):
+    """Average KTO's loss over the examples of the global batch, whose KL estimate is the step's.
 
-    `loss_weights` of tokens are not read.
+    loss = sum over examples of weight * (1 - sigmoid(beta * (log-ratio - kl))), mirrored if undesirable. `loss_weights`
+    of tokens are not read.
 
     Reports, detached float64[] each, summed over examples unless said: loss_sum (as returned); num_chosen and
     num_rejected, the desirable and the undesirable examples; of each of both chosen_reward_sum and rejected_reward_sum
@@ -38,21 +39,49 @@ class ExampleLoss:
     beta: float = 0.1
     desirable_weight: float = 1.0
     undesirable_weight: float = 1.0
+    has_ref_logprobs: bool = False  # the samples hold them already: no reference model is needed
 
-    is_token_separable = False
+    unit = 2
+    needs_whole_step = True
 
     def __post_init__(self) -> None:
         check_beta(self.beta)
         check_weights(self.desirable_weight, self.undesirable_weight)
 
-    def is_final(self, sums: Mapping[str, Tensor]) -> bool:
-        """Return True: it is only evaluated on whole samples."""
-        return True
+    @property
+    def scores(self) -> Mapping[str, Role]:
+        """Return the models for the KL estimate, and the reference for ref_logprobs unless the samples hold them."""
+        reference: dict[str, Role] = {} if self.has_ref_logprobs else {"ref_logprobs": "reference"}
+        return {"policy_logprobs": "policy", **reference}
+
+    def step_sums(self, micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
+        """Sum the log-ratios of mismatched completions, and count those; empty on ranks without the LM head."""
+        if any("policy_logprobs" not in micro_batch.loss_arrays for micro_batch in micro_batches):
+            return {}  # not scored here, and reduced over the ranks with the LM head alone
+        total, count = 0.0, 0
+        for arrays in (micro_batch.loss_arrays for micro_batch in micro_batches):
+            mask = arrays["loss_mask"] & (arrays["label"] == MISMATCHED)
+            log_ratios = arrays["policy_logprobs"][mask].astype(np.float64) - arrays["ref_logprobs"][mask]
+            total += float(log_ratios.sum())
+            count += len(np.unique(arrays["sample_index"][mask]))
+        return {
+            "kl_sum": torch.tensor(total, dtype=torch.float64),
+            "kl_samples": torch.tensor(count, dtype=torch.float64),
+        }
+
+    def with_step_sums(self, micro_batch: MicroBatch, sums: Mapping[str, float]) -> MicroBatch:
+        """Fill in the KL estimate, and leave mismatched completions out of the loss."""
+        kl = kl_estimate(sums["kl_sum"], sums["kl_samples"])
+        arrays = micro_batch.loss_arrays
+        return micro_batch.with_arrays(
+            kl_estimate=np.full(arrays["loss_mask"].shape, kl, dtype=np.float32),
+            loss_mask=arrays["loss_mask"] & (arrays["label"] != MISMATCHED),
+        )
 
     def __call__(
-        self, logprobs: Tensor, entropy: Tensor, micro_batch: Mapping[str, Tensor]
+        self, logprobs: Tensor, entropy: Tensor, micro_batch: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the summed loss of one micro-batch; see `coati_rl.protocols.LossFn`.
+        """Compute the summed loss of one micro-batch.
 
         Args:
             logprobs: float32[R, M], nats; carries gradient.
@@ -88,52 +117,6 @@ class ExampleLoss:
             reported[f"{name}_logprob_sum"] = sums.detach()[chosen].sum()
         return loss.to(logprobs.dtype), reported
 
-
-@dataclass(frozen=True, kw_only=True)
-class Kto(Objective):
-    """Average KTO's loss over the examples of the global batch, whose KL estimate is the step's."""
-
-    example_loss: ExampleLoss
-    has_ref_logprobs: bool = False  # the samples hold them already: no reference model is needed
-
-    unit = 2
-    needs_whole_step = True
-
-    @property
-    def loss_fn(self) -> LossFn:  # type: ignore[override]
-        """Return the loss of examples."""
-        return self.example_loss
-
-    @property
-    def scores(self) -> Mapping[str, Role]:  # type: ignore[override]
-        """Return the models for the KL estimate, and the reference for ref_logprobs unless the samples hold them."""
-        reference: dict[str, Role] = {} if self.has_ref_logprobs else {"ref_logprobs": "reference"}
-        return {"policy_logprobs": "policy", **reference}
-
-    def step_sums(self, micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
-        """Sum the log-ratios of mismatched completions, and count those; empty on ranks without the LM head."""
-        if any("policy_logprobs" not in micro_batch.loss_arrays for micro_batch in micro_batches):
-            return {}  # not scored here, and reduced over the ranks with the LM head alone
-        total, count = 0.0, 0
-        for arrays in (micro_batch.loss_arrays for micro_batch in micro_batches):
-            mask = arrays["loss_mask"] & (arrays["label"] == MISMATCHED)
-            log_ratios = arrays["policy_logprobs"][mask].astype(np.float64) - arrays["ref_logprobs"][mask]
-            total += float(log_ratios.sum())
-            count += len(np.unique(arrays["sample_index"][mask]))
-        return {
-            "kl_sum": torch.tensor(total, dtype=torch.float64),
-            "kl_samples": torch.tensor(count, dtype=torch.float64),
-        }
-
-    def with_step_sums(self, micro_batch: MicroBatch, sums: Mapping[str, float]) -> MicroBatch:
-        """Fill in the KL estimate, and leave mismatched completions out of the loss."""
-        kl = kl_estimate(sums["kl_sum"], sums["kl_samples"])
-        arrays = micro_batch.loss_arrays
-        return micro_batch.with_arrays(
-            kl_estimate=np.full(arrays["loss_mask"].shape, kl, dtype=np.float32),
-            loss_mask=arrays["loss_mask"] & (arrays["label"] != MISMATCHED),
-        )
-
     def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
         """Return means over the step's desirable ("chosen") and undesirable examples; see docs/metrics.md."""
         num_examples = sums["num_chosen"] + sums["num_rejected"]
@@ -148,4 +131,4 @@ class Kto(Objective):
 
 def kto(config: KtoConfig, *, has_ref_logprobs: bool = False) -> Kto:
     """Build the objective of a validated config; `has_ref_logprobs`: the samples hold the reference's."""
-    return Kto(example_loss=ExampleLoss(**config.model_dump()), has_ref_logprobs=has_ref_logprobs)
+    return Kto(**config.model_dump(), has_ref_logprobs=has_ref_logprobs)

@@ -1,7 +1,7 @@
-"""Define the interface of an objective: the scores it needs, its targets, its loss and its metrics.
+"""Define the interface of an objective: the scores it needs, its targets, its losses and its metrics.
 
-A train step scores a mini-batch with the models that `scores` names, calls `targets` to compute the loss's inputs from
-the scores, accumulates the gradient of `loss_fn`, and reports `metrics`. R rows, M loss tokens per row.
+A train step scores a mini-batch with the models that `scores` names, calls `targets` to compute the losses' inputs from
+the scores, accumulates the gradient of each trained model's loss, and reports `metrics`. R rows, M loss tokens per row.
 """
 
 from abc import ABC, abstractmethod
@@ -16,20 +16,32 @@ Targets = tuple[tuple[MicroBatch, ...], dict[str, Tensor]]  # micro-batches, and
 
 
 class Objective(ABC):
-    """Define scores, targets, loss and metrics; the defaults suit a loss that reads the batch unchanged."""
+    """Define scores, targets, losses and metrics; the defaults suit losses that read the batch unchanged."""
 
-    loss_fn: LossFn
     unit: int = 1  # samples that packing keeps together in a micro-batch: 2 for preference pairs
-    scores: Mapping[str, Role] = {}  # name of a loss array: the model that computes its log-probabilities
-    hidden_states: Mapping[str, Role] = {}  # name of a loss array: the model whose last hidden states it holds
     old_policy_period: int | None = None  # optimizer steps that one "old" policy serves; None: it is not scored
     updates_per_batch: int = 1  # optimizer steps on each batch
     needs_whole_step: bool = False  # targets depend on sums over all mini-batches of the step
 
     @property
+    @abstractmethod
+    def losses(self) -> Mapping[Role, LossFn]:
+        """Return the loss of each trained model; all read the same micro-batches, and report under other names."""
+
+    @property
+    def scores(self) -> Mapping[str, Role]:
+        """Return, by the name of a loss array, the model that computes its log-probabilities."""
+        return {}
+
+    @property
+    def hidden_states(self) -> Mapping[str, Role]:
+        """Return, by the name of a loss array, the model whose last hidden states it holds."""
+        return {}
+
+    @property
     def roles(self) -> frozenset[Role]:
-        """Return the models that the trainer must hold: the policy, and those that score."""
-        return frozenset({"policy", *self.scores.values(), *self.hidden_states.values()})
+        """Return the models that the trainer must hold: those that are trained, and those that score."""
+        return frozenset({*self.losses, *self.scores.values(), *self.hidden_states.values()})
 
     def targets(self, micro_batches: tuple[MicroBatch, ...]) -> Targets:
         """Fill the loss arrays that depend on scores; not called on ranks without the LM head."""
@@ -48,10 +60,31 @@ class Objective(ABC):
         """Return the step's metrics by their names in metrics.jsonl; always the same names.
 
         Args:
-            sums: the sums that the loss and `targets` reported, over all ranks.
+            sums: the sums that the losses and `targets` reported, over all ranks.
             loss_scale: of the step; 0 if the step has no samples.
         Returns: None for a metric that is undefined in this step.
         """
+
+
+class SingleLoss(Objective):
+    """An objective that is itself the loss of its one trained model, the policy; see `LossFn`."""
+
+    is_token_separable: bool = False
+
+    @property
+    def losses(self) -> Mapping[Role, LossFn]:
+        """Return this object as the policy's loss."""
+        return {"policy": self}
+
+    def is_final(self, sums: Mapping[str, Tensor]) -> bool:
+        """Return True: no evaluation by tokens shows that a whole sample is needed."""
+        return True
+
+    @abstractmethod
+    def __call__(
+        self, logprobs: Tensor, entropy: Tensor, micro_batch: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the summed loss of one micro-batch; see `LossFn`."""
 
 
 def mean_of(sums: Mapping[str, float], name: str, over: str = "num_tokens") -> float | None:

@@ -5,28 +5,21 @@ from typing import Any
 
 from torch import Tensor
 
-from consumer.objectives.objective import Objective, mean_of
+from consumer.objectives.objective import SingleLoss, mean_of
 
 Loss = Callable[[Tensor, Tensor, dict[str, Tensor]], Any]  # as `LossFn`, or the summed loss alone
 
 
-class OwnLoss(Objective):
+class OwnLoss(SingleLoss):
     """Report the means of what the function reports; it sees whole samples."""
-
-    is_token_separable = False
 
     def __init__(self, function: Loss) -> None:
         self._function = function
-        self.loss_fn = self
-
-    def is_final(self, sums: Mapping[str, Tensor]) -> bool:
-        """See `LossFn`."""
-        return True
 
     def __call__(
         self, logprobs: Tensor, entropy: Tensor, micro_batch: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `LossFn`; of a function that returns sums these are reported, too."""
+        """Return the function's loss; of one that returns sums, too, these are reported."""
         found = self._function(logprobs, entropy, micro_batch)
         loss, sums = found if isinstance(found, tuple) else (found, {})
         num_tokens = micro_batch["loss_mask"].sum().double()

@@ -6,35 +6,32 @@ token each: its source is the token whose value is the reward (see `coati_rl.dat
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from coati_rl.algorithms.reward_model import bradley_terry_loss
 from coati_rl.algorithms.sequences import unit_sums
-from consumer.objectives.objective import Objective, mean_of
+from consumer.objectives.objective import SingleLoss, mean_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairwiseLoss:
-    """Compute the loss of complete pairs; the batch has an array `margin`, of which the preferred response's counts.
+class Pairwise(SingleLoss):
+    """Average the Bradley-Terry loss over the pairs of the batch, which are complete.
+
+    The batch has an array `margin`, of which the preferred response's counts.
 
     Reports, detached float64[] each and summed over pairs: num_pairs; loss_sum; correct_sum (r_c > r_r); margin_sum
     (r_c - r_r); chosen_sum and rejected_sum (rewards).
     """
 
-    center_coefficient: float = 0.0
-    is_token_separable: ClassVar[bool] = False
-
-    def is_final(self, sums: Mapping[str, Tensor]) -> bool:
-        """Return True: the loss is never evaluated by tokens."""
-        return True
+    center_coefficient: float = 0.0  # weight of the penalty on (r_c + r_r)^2; 0: none
+    unit = 2
 
     def __call__(
-        self, values: Tensor, entropy: Tensor, micro_batch: Mapping[str, Tensor]
+        self, values: Tensor, entropy: Tensor, micro_batch: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return (float32[] summed loss, sums) for float32[R, M] values; see `coati_rl.protocols.LossFn`.
+        """Return (float32[] summed loss, sums) for float32[R, M] values.
 
         Raises: ValueError if a sample of a pair has no loss token, or several.
         """
@@ -56,19 +53,6 @@ class PairwiseLoss:
             "chosen_sum": chosen.detach().sum(),
             "rejected_sum": rejected.detach().sum(),
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pairwise(Objective):
-    """Average the Bradley-Terry loss over the pairs of the batch."""
-
-    center_coefficient: float = 0.0  # weight of the penalty on (r_c + r_r)^2; 0: none
-    unit = 2
-
-    @property
-    def loss_fn(self) -> PairwiseLoss:  # type: ignore[override]
-        """Return the loss with these settings."""
-        return PairwiseLoss(center_coefficient=self.center_coefficient)
 
     def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
         """Return means over the step's pairs, under the names of `preference`; see docs/metrics.md."""

@@ -27,7 +27,7 @@ from consumer.objectives.objective import Objective, Targets, mean_of
 class PolicyGradient(Objective):
     """Compute the targets of a policy gradient; the loss is `coati_rl.algorithms.loss.PolicyLoss`."""
 
-    loss_fn: LossFn
+    loss: LossFn
     has_reference: bool = False
     old_policy_period: int | None = None  # optimizer steps that one old policy serves; None: not recomputed
     updates_per_batch: int = 1
@@ -44,7 +44,12 @@ class PolicyGradient(Objective):
         return (self.old_policy_period or 1) > self.updates_per_batch
 
     @property
-    def scores(self) -> Mapping[str, Role]:  # type: ignore[override]
+    def losses(self) -> Mapping[Role, LossFn]:
+        """Return the policy's loss."""
+        return {"policy": self.loss}
+
+    @property
+    def scores(self) -> Mapping[str, Role]:
         """Return the models that compute old_logprobs, ref_logprobs and teacher_logprobs."""
         scores: dict[str, Role] = {}
         if self.old_policy_period is not None:
@@ -56,9 +61,9 @@ class PolicyGradient(Objective):
         return scores
 
     @property
-    def hidden_states(self) -> Mapping[str, Role]:  # type: ignore[override]
+    def hidden_states(self) -> Mapping[str, Role]:
         """Return the teacher, if the loss compares whole distributions with it."""
-        return {"teacher_hidden": "teacher"} if isinstance(self.loss_fn, DistilledLoss) else {}
+        return {"teacher_hidden": "teacher"} if isinstance(self.loss, DistilledLoss) else {}
 
     def targets(self, micro_batches: tuple[MicroBatch, ...]) -> Targets:
         """Subtract KL to the reference and add the teacher's term, where they are part of the advantages."""
@@ -119,12 +124,12 @@ class PolicyGradient(Objective):
 def policy_gradient(config: Config) -> PolicyGradient:
     """Build the objective of a validated config. Raises: ConfigError if a user's loss function fails its check."""
     algorithm, distillation = config.algorithm, config.distillation
-    loss_fn: LossFn = build_loss(algorithm)
+    loss: LossFn = build_loss(algorithm)
     has_teacher, is_full = distillation.teacher is not None, distillation.distill_kl == "full"
     if has_teacher and is_full:
-        loss_fn = DistilledLoss(loss=loss_fn, direction="reverse", kl_coeff=distillation.distill_coeff)
+        loss = DistilledLoss(loss=loss, direction="reverse", kl_coeff=distillation.distill_coeff)
     return PolicyGradient(
-        loss_fn=loss_fn,
+        loss=loss,
         has_reference=algorithm.kl_coeff > 0,
         old_policy_period=config.sync_period if config.recomputes_old_logprobs else None,
         updates_per_batch=algorithm.updates_per_batch,

@@ -23,17 +23,18 @@ from coati_rl.algorithms.preference import (
 from coati_rl.algorithms.sequences import unit_sums
 from coati_rl.batch import MicroBatch
 from coati_rl.config.objectives.preference import PreferenceConfig
-from coati_rl.protocols import LossFn, Role
+from coati_rl.protocols import Role
 from consumer.objectives.completion_metrics import completion_metrics
-from consumer.objectives.objective import Objective, Targets, mean_of
+from consumer.objectives.objective import SingleLoss, Targets, mean_of
 
 _SIMPO_BETA = 2.0  # the paper's lowest; rewards are of means over tokens, and so smaller than DPO's
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairLoss:
-    """Compute loss = sum over pairs of the loss's term + nll_coeff * nll, with nll the mean of -log pi(chosen token).
+class Preference(SingleLoss):
+    """Average a loss of pairs over the pairs of the global batch.
 
+    loss = sum over pairs of the loss's term + nll_coeff * nll, with nll the mean of -log pi(chosen token).
     Under "orpo" the term is nll + orpo_lambda * the odds ratio penalty. `loss_weights` of tokens are not read.
     nll_coeff above 0 is RPO's, arXiv:2404.19733 eq. 1.
 
@@ -49,8 +50,9 @@ class PairLoss:
     simpo_gamma: float = 0.5
     orpo_lambda: float = 0.1
     nll_coeff: float = 0.0
+    has_ref_logprobs: bool = False  # the samples hold them already: no reference model is needed
 
-    is_token_separable = False
+    unit = 2
 
     def __post_init__(self) -> None:
         check_beta(self.beta)
@@ -68,14 +70,20 @@ class PairLoss:
         """Return True if the loss compares with a reference model."""
         return self.loss in WITH_REFERENCE
 
-    def is_final(self, sums: Mapping[str, Tensor]) -> bool:
-        """Return True: it is only evaluated on whole samples."""
-        return True
+    @property
+    def scores(self) -> Mapping[str, Role]:
+        """Return the reference model for ref_logprobs, unless the loss or the samples need none."""
+        return {"ref_logprobs": "reference"} if self.needs_reference and not self.has_ref_logprobs else {}
+
+    def targets(self, micro_batches: tuple[MicroBatch, ...]) -> Targets:
+        """Count pairs whose completions are equal, whose comparison teaches nothing."""
+        num_equal = sum(_num_equal_pairs(micro_batch) for micro_batch in micro_batches)
+        return micro_batches, {"equal_pairs": torch.tensor(num_equal, dtype=torch.float64)}
 
     def __call__(
-        self, logprobs: Tensor, entropy: Tensor, micro_batch: Mapping[str, Tensor]
+        self, logprobs: Tensor, entropy: Tensor, micro_batch: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the summed loss of one micro-batch; see `coati_rl.protocols.LossFn`.
+        """Compute the summed loss of one micro-batch.
 
         Args:
             logprobs: float32[R, M], nats; carries gradient.
@@ -134,32 +142,6 @@ class PairLoss:
             return self.beta * log_ratios
         return (self.orpo_lambda if self.loss == "orpo" else self.beta) * log_ratios / counts
 
-
-@dataclass(frozen=True, kw_only=True)
-class Preference(Objective):
-    """Average a loss of pairs over the pairs of the global batch."""
-
-    pair_loss: PairLoss
-    has_ref_logprobs: bool = False  # the samples hold them already: no reference model is needed
-
-    unit = 2
-
-    @property
-    def loss_fn(self) -> LossFn:  # type: ignore[override]
-        """Return the loss of pairs."""
-        return self.pair_loss
-
-    @property
-    def scores(self) -> Mapping[str, Role]:  # type: ignore[override]
-        """Return the reference model for ref_logprobs, unless the loss or the samples need none."""
-        needs_model = self.pair_loss.needs_reference and not self.has_ref_logprobs
-        return {"ref_logprobs": "reference"} if needs_model else {}
-
-    def targets(self, micro_batches: tuple[MicroBatch, ...]) -> Targets:
-        """Count pairs whose completions are equal, whose comparison teaches nothing."""
-        num_equal = sum(_num_equal_pairs(micro_batch) for micro_batch in micro_batches)
-        return micro_batches, {"equal_pairs": torch.tensor(num_equal, dtype=torch.float64)}
-
     def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
         """Return means over the step's pairs, under TRL's names where it has them; see docs/metrics.md."""
         return {
@@ -176,7 +158,7 @@ def preference(config: PreferenceConfig, *, has_ref_logprobs: bool = False) -> P
     """Build the objective of a validated config; `has_ref_logprobs`: the samples hold the reference's."""
     default = {"beta": _SIMPO_BETA} if config.loss == "simpo" else {}
     given = {name: value for name, value in config.model_dump().items() if value is not None}
-    return Preference(pair_loss=PairLoss(**{**default, **given}), has_ref_logprobs=has_ref_logprobs)
+    return Preference(**{**default, **given}, has_ref_logprobs=has_ref_logprobs)
 
 
 def _num_equal_pairs(micro_batch: MicroBatch) -> int:

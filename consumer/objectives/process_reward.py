@@ -6,7 +6,6 @@ There are two label tokens, a positive and a negative one. N steps.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,28 +13,28 @@ from torch import Tensor
 
 from coati_rl.algorithms.reward_model import label_loss
 from coati_rl.batch import MicroBatch
-from consumer.objectives.objective import Objective, Targets, mean_of
+from consumer.objectives.objective import SingleLoss, Targets, mean_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepLabelLoss:
-    """Compute the cross-entropy of label tokens on a batch that `ProcessReward.targets` has expanded.
+class ProcessReward(SingleLoss):
+    """Average the cross-entropy of the label tokens over the steps of the batch.
 
     Reports, detached float64[] each and summed over steps: num_steps; loss_sum; correct_sum (the likelier label token
     is that of the target).
     """
 
-    is_restricted: bool = True
-    is_token_separable: ClassVar[bool] = False  # the two log-probabilities of a step belong together
+    label_token_ids: tuple[int, int]  # the positive and the negative label
+    is_restricted: bool = True  # probabilities are normalised over the label tokens, not over the vocabulary
 
-    def is_final(self, sums: Mapping[str, Tensor]) -> bool:
-        """Return True: the loss is never evaluated by tokens."""
-        return True
+    def targets(self, micro_batches: tuple[MicroBatch, ...]) -> Targets:
+        """Ask for the log-probabilities of both label tokens at each step, and add their target probabilities."""
+        return tuple(self._expand(micro_batch) for micro_batch in micro_batches), {}
 
     def __call__(
-        self, logprobs: Tensor, entropy: Tensor, micro_batch: Mapping[str, Tensor]
+        self, logprobs: Tensor, entropy: Tensor, micro_batch: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return (float32[] summed loss, sums) for float32[R, 2 * M] log-probabilities; see `LossFn`."""
+        """Return (float32[] summed loss, sums) for the float32[R, 2 * M] log-probabilities that `targets` asks for."""
         loss_mask = micro_batch["loss_mask"]
         by_label = logprobs[loss_mask].view(-1, 2)  # [N, 2]
         # A blank micro-batch has no targets, and no steps either.
@@ -47,23 +46,6 @@ class StepLabelLoss:
             "loss_sum": loss.detach().double(),
             "correct_sum": is_correct.double().sum(),
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessReward(Objective):
-    """Average the cross-entropy of the label tokens over the steps of the batch."""
-
-    label_token_ids: tuple[int, int]  # the positive and the negative label
-    is_restricted: bool = True  # probabilities are normalised over the label tokens, not over the vocabulary
-
-    @property
-    def loss_fn(self) -> StepLabelLoss:  # type: ignore[override]
-        """Return the loss with these settings."""
-        return StepLabelLoss(is_restricted=self.is_restricted)
-
-    def targets(self, micro_batches: tuple[MicroBatch, ...]) -> Targets:
-        """Ask for the log-probabilities of both label tokens at each step, and add their target probabilities."""
-        return tuple(self._expand(micro_batch) for micro_batch in micro_batches), {}
 
     def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
         """Return loss, share of steps with the right label, and their number; see docs/metrics.md."""

@@ -20,7 +20,9 @@ from transformers import AutoModelForCausalLM
 from coati_rl.batch import MiniBatch
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.preflight.tiny_model import FIRST_TOKEN
-from consumer.backend import Backend, BackendConfig, make_backend
+from consumer.backend import Backend, make_backend
+from consumer.backend_config import BackendConfig, trained
+from consumer.objectives.own_loss import OwnLoss
 from consumer.proofs.samples import TOLERANCE, Segment, micro_batch_of, plain_values
 
 _RANKS = 2
@@ -30,18 +32,9 @@ _SMALL = 1e-3  # of a tensor with smaller gradients, relative to the model's lar
 _LENGTHS = (11, 8)  # tokens of the samples
 
 
-class _WeightedSum:
+def _weighted_sum(logprobs: Tensor, entropy: Tensor, micro_batch: dict[str, Tensor]) -> Tensor:
     """Weigh each token's log-probability by another number, so that no two tensors' errors cancel."""
-
-    is_token_separable = False
-
-    def is_final(self, sums: Any) -> bool:
-        return True
-
-    def __call__(
-        self, logprobs: Tensor, entropy: Tensor, micro_batch: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        return -(logprobs * weights_of(logprobs.shape[-1]) * micro_batch["loss_mask"]).sum(), {}
+    return -(logprobs * weights_of(logprobs.shape[-1]) * micro_batch["loss_mask"]).sum()
 
 
 def weights_of(number: int) -> Tensor:
@@ -53,10 +46,9 @@ def trial(model_dir: Path, flag: str, rank: int) -> tuple[float, str]:
     """Return the largest difference of this rank, in units of the tolerance, and a text about it."""
     is_tensor_parallel = flag == "-tp"
     config = BackendConfig(
-        model_dir=model_dir,
+        models={"policy": trained(model_dir, OptimizerConfig(max_grad_norm=1e9))},
         tp_size=_RANKS if is_tensor_parallel else 1,
         pp_size=1 if is_tensor_parallel else _RANKS,
-        optimizer=OptimizerConfig(max_grad_norm=1e9),
     )
     backend = make_backend(config, device=torch.device("cpu"), timeout_s=_TIMEOUT_S)
     plain = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
@@ -66,7 +58,7 @@ def trial(model_dir: Path, flag: str, rank: int) -> tuple[float, str]:
     batch, _ = micro_batch_of(rows)
     scores = backend.score([batch])
     step = MiniBatch(step=0, micro_batches=(batch,), is_last=True, loss_scale=1.0, learning_rate_progress=0.0)
-    backend.forward_backward(step, _WeightedSum())
+    backend.forward_backward(step, OwnLoss(_weighted_sum))
     backend.reduce_gradients()
     values = [plain_values(plain, sample) for sample in samples]
     torch.stack([-(each * weights_of(len(each))).sum() for each in values]).sum().backward()

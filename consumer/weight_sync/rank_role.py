@@ -10,19 +10,23 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from coati_rl.config import Config
 from coati_rl.config.update_rules import stages_on_gpu
 from coati_rl.data.packing import probe_micro_batch
-from coati_rl.protocols import SyncReports, TrainBackend, WeightReceiver
+from coati_rl.protocols import SyncReports, WeightReceiver
 from coati_rl.transport.choice import WeightTransport, choose_backend
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.wire import WeightSender
 from coati_rl.work import SyncWork
 from consumer.train_loop import Publish
 from consumer.weight_sync.publisher import StageSender, WeightPublisher, Weights
+
+if TYPE_CHECKING:
+    from consumer.backend import Backend
 
 PROBES_PER_REFERENCE = 8  # of which the first is scored in float32, too
 
@@ -31,7 +35,7 @@ Send = Callable[[SyncWork, Weights], None]
 
 @contextmanager
 def publishing(
-    backend: TrainBackend,
+    backend: "Backend",
     config: Config,
     connect: Callable[[int], WeightReceiver],
     reports: SyncReports,
@@ -72,7 +76,7 @@ def publishing(
 
 
 def make_sender(
-    backend: TrainBackend,
+    backend: "Backend",
     transport: WeightTransport,
     *,
     gpu_memory_utilization: float,
@@ -108,7 +112,7 @@ def make_sender(
 
 
 def _make_send(
-    backend: TrainBackend,
+    backend: "Backend",
     config: Config,
     connect: Callable[[int], WeightReceiver],
     reports: SyncReports,
@@ -136,7 +140,7 @@ def _make_send(
     ).publish
 
 
-def _score_probe(backend: TrainBackend, work: SyncWork, reports: SyncReports, *, in_float32: bool) -> None:
+def _score_probe(backend: "Backend", work: SyncWork, reports: SyncReports, *, in_float32: bool) -> None:
     """Score the probe on all ranks and report its log-probabilities from the rank that has them.
 
     With `in_float32` it is scored a second time: what bfloat16 rounds of it.
@@ -149,7 +153,7 @@ def _score_probe(backend: TrainBackend, work: SyncWork, reports: SyncReports, *,
         reports.report_probe(work.policy_version, logprobs, *reference)
 
 
-def make_manifest(backend: TrainBackend, version: int) -> WeightManifest:
+def make_manifest(backend: "Backend", version: int) -> WeightManifest:
     """Return the manifest of what all pipeline stages send, in Hugging Face order."""
     return WeightManifest(policy_version=version, entries=backend.weight_entries())
 
@@ -158,6 +162,6 @@ def _exhaust(weights: Weights) -> None:
     deque(weights, maxlen=0)
 
 
-def _announce(backend: TrainBackend, text: str) -> None:
+def _announce(backend: "Backend", text: str) -> None:
     """Broadcast a text from rank 0 to the head ranks of the other pipeline stages."""
     backend.broadcast_text(text)

@@ -25,7 +25,8 @@ from random_model import save_random_model
 
 from coati_rl.data.packing import pack
 from coati_rl.model_files.quiet import no_progress_bars
-from consumer.backend import BackendConfig, make_backend
+from consumer.backend import make_backend
+from consumer.backend_config import BackendConfig, trained
 from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
 
 TIMEOUT_S = 600.0
@@ -40,7 +41,9 @@ def run_rank(rank: int, ranks: int, model: Path, directory: Path, rounds: int, r
         rank=rank, world_size=ranks, rendezvous=store, timeout_s=TIMEOUT_S, seed=0, device="cpu"
     )
     with no_progress_bars():
-        backend = make_backend(BackendConfig(model_dir=model, plugin="fsdp2"), device=device, timeout_s=TIMEOUT_S)
+        backend = make_backend(
+            BackendConfig(models={"policy": trained(model)}, plugin="fsdp2"), device=device, timeout_s=TIMEOUT_S
+        )
     (micro_batch,) = pack(make_samples([64], VOCAB), max_samples=1)[0]  # the same on each rank
     take_step(backend, micro_batch, 0, num_ranks=ranks)
     seconds = []

@@ -43,7 +43,8 @@ from coati_rl.batch import MicroBatch
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.ops.cpu_products import product
-from consumer.backend import BackendConfig, make_backend
+from consumer.backend import make_backend
+from consumer.backend_config import BackendConfig, trained
 from consumer.models.policy_model import DTYPES
 from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
 
@@ -128,7 +129,7 @@ def count_flops(
 def measure(directory: Path, precision: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Take steps both ways in turns. Returns: what a step computes, the peaks and each step's figures."""
     optimizer = OptimizerConfig(weight_decay=WEIGHT_DECAY, weight_decay_exempt="none", max_grad_norm=MAX_NORM)
-    config = BackendConfig(model_dir=directory, optimizer=optimizer, precision=precision)  # type: ignore[arg-type]
+    config = BackendConfig(models={"policy": trained(directory, optimizer)}, precision=precision)  # type: ignore[arg-type]
     backend = make_backend(config, device=torch.device("cpu"), timeout_s=TIMEOUT_S)
     dtype = DTYPES[config.precision]
     model = load(directory, dtype=dtype)

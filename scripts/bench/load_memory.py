@@ -26,7 +26,8 @@ import torch
 from random_model import save_random_model
 
 from coati_rl.model_files.quiet import no_progress_bars
-from consumer.backend import BackendConfig, make_backend
+from consumer.backend import make_backend
+from consumer.backend_config import BackendConfig, trained
 from consumer.environment import memory_environment
 from consumer.models.policy_model import Precision
 from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
@@ -67,7 +68,7 @@ def run_rank(
     is_ready, begin, is_loaded, end = events
     is_ready.set()
     begin.wait()
-    config = BackendConfig(model_dir=model, precision=precision, **settings_of(layout, ranks))
+    config = BackendConfig(models={"policy": trained(model)}, precision=precision, **settings_of(layout, ranks))
     with no_progress_bars():
         backend = make_backend(config, device=device, timeout_s=TIMEOUT_S)
     is_loaded.set()

@@ -35,7 +35,8 @@ from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.trainer import Parts, TrainerLayout, trainer_parts
 from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.runtime.resources import read_model_config
-from consumer.backend import BackendConfig, make_backend
+from consumer.backend import make_backend
+from consumer.backend_config import BackendConfig, trained
 from consumer.environment import memory_environment
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
@@ -122,7 +123,9 @@ def run_rank(
 
     libraries = memory_kib("RssAnon")
     with no_progress_bars():
-        config = BackendConfig(model_dir=model, gradient_checkpointing=arguments.checkpointing, **settings)
+        config = BackendConfig(
+            models={"policy": trained(model)}, gradient_checkpointing=arguments.checkpointing, **settings
+        )
         backend = make_backend(config, device=device, timeout_s=TIMEOUT_S)
     dp, dp_rank = backend.layout.dp_size, backend.layout.dp_rank
     groups = argparse.Namespace(**{**vars(arguments), "prompts": arguments.prompts * dp})
@@ -136,7 +139,7 @@ def run_rank(
         loss_scale=1 / len(samples),
         learning_rate_progress=0.0,
     )
-    train_step = TrainStep(backend, PolicyGradient(loss_fn=LOSS), learning_rate=LearningRate(peak=RATE))
+    train_step = TrainStep(backend, PolicyGradient(loss=LOSS), learning_rate=LearningRate(peak=RATE))
     train_step.run(batch)
     peak = 0
     held = memory_kib("RssAnon")

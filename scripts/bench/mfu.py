@@ -34,7 +34,8 @@ from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.packing import pack
 from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.samples import Sample
-from consumer.backend import Backend, BackendConfig
+from consumer.backend import Backend
+from consumer.backend_config import BackendConfig, trained
 from consumer.parallel.single_process import SingleProcess
 
 # Full names as the driver reports them: laptop and export variants are other chips, a MIG slice is a part of one.
@@ -73,7 +74,7 @@ def make_backend(
         model.save_pretrained(name)
         del model
         settings = BackendConfig(
-            model_dir=Path(name),
+            models={"policy": trained(Path(name))},
             precision="bf16",
             gradient_checkpointing=gradient_checkpointing,
             compile_ops=compile_ops,

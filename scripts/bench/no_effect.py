@@ -33,7 +33,8 @@ from coati_rl.data.packing import build_mini_batch
 from coati_rl.data.sample_selection import SelectionSettings
 from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
-from consumer.backend import Backend, BackendConfig
+from consumer.backend import Backend
+from consumer.backend_config import BackendConfig, trained
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.single_process import SingleProcess
@@ -121,9 +122,9 @@ class Steps:
     """Take steps with one backend."""
 
     def __init__(self, directory: Path, arguments: argparse.Namespace) -> None:
-        config = BackendConfig(model_dir=directory, precision=arguments.precision)
+        config = BackendConfig(models={"policy": trained(directory)}, precision=arguments.precision)
         self.backend = MeasuredBackend(config, SingleProcess(device=torch.device("cpu")))
-        objective = PolicyGradient(loss_fn=PolicyLoss())
+        objective = PolicyGradient(loss=PolicyLoss())
         self._train_step = TrainStep(self.backend, objective, learning_rate=LearningRate(peak=0.0))
         self._arguments = arguments
         drawn = make_completions(directory, arguments)

@@ -32,7 +32,8 @@ from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.data.packing import build_mini_batch
 from coati_rl.samples import Sample
 from coati_rl.work import TrainWork
-from consumer.backend import Backend, BackendConfig
+from consumer.backend import Backend
+from consumer.backend_config import BackendConfig, trained
 from consumer.objectives.cross_entropy import CrossEntropy
 from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.single_process import SingleProcess
@@ -78,7 +79,7 @@ class Ours:
     """Train with the trainers' backend."""
 
     def __init__(self, directory: Path, samples: list[Sample], arguments: argparse.Namespace) -> None:
-        config = BackendConfig(model_dir=directory)
+        config = BackendConfig(models={"policy": trained(directory)})
         self._backend = Backend(config, SingleProcess(device=torch.device("cpu")))
         self._step = TrainStep(self._backend, CrossEntropy(), learning_rate=LearningRate(peak=LEARNING_RATE))
         mean_length = sum(len(sample) for sample in samples) / len(samples)

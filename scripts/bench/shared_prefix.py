@@ -33,7 +33,8 @@ from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.data.packing import pack
 from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.samples import Sample
-from consumer.backend import Backend, BackendConfig
+from consumer.backend import Backend
+from consumer.backend_config import BackendConfig, trained
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.single_process import SingleProcess
@@ -149,7 +150,7 @@ def measure(backend: Backend, num_prompt: int, vocabulary: int, arguments: argpa
             loss_scale=1 / len(samples),
             learning_rate_progress=0.0,
         )
-    train_step = TrainStep(backend, PolicyGradient(loss_fn=LOSS), learning_rate=LearningRate(peak=RATE))
+    train_step = TrainStep(backend, PolicyGradient(loss=LOSS), learning_rate=LearningRate(peak=RATE))
     timed_step(train_step, batches[ON])  # memory is allocated
     for way, batch in batches.items():
         report[way]["peak_mib"] = peak_mib(train_step, batch)
@@ -228,7 +229,9 @@ def main() -> None:
                 seed=arguments.seed,
             )
         for precision in arguments.precision:
-            settings = BackendConfig(model_dir=arguments.model or Path(directory), precision=precision)
+            settings = BackendConfig(
+                models={"policy": trained(arguments.model or Path(directory))}, precision=precision
+            )
             backend = Backend(settings, SingleProcess(device=torch.device("cpu")))
             vocabulary = backend.policy.module.config.vocab_size
             for num_prompt in arguments.prompt:

@@ -42,7 +42,8 @@ from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.data.packing import pack
 from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.samples import Sample
-from consumer.backend import BackendConfig, make_backend
+from consumer.backend import make_backend
+from consumer.backend_config import BackendConfig, trained
 from consumer.models import packed_attention
 from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
 
@@ -122,7 +123,7 @@ def run_rank(rank: int, layout: str, rendezvous: StoreLocation, directory: Path,
     with no_progress_bars():
         samples = list(make_samples(arguments, load(directory)))
         optimizer = OptimizerConfig(weight_decay=WEIGHT_DECAY, weight_decay_exempt="none", max_grad_norm=MAX_NORM)
-        config = BackendConfig(model_dir=directory, optimizer=optimizer, **settings)
+        config = BackendConfig(models={"policy": trained(directory, optimizer)}, **settings)
         backend = make_backend(config, device=device, timeout_s=TIMEOUT_S)
         limits = {"max_samples": len(samples), "max_tokens": arguments.budget}
         share = pack(samples, num_ranks=backend.layout.dp_size, **limits)[backend.layout.dp_rank]

@@ -42,7 +42,7 @@ class BackendLoop:
     """Take optimizer steps with the trainers' backend."""
 
     def __init__(self, backend: Backend, micro_batches: tuple[MicroBatch, ...], loss_scale: float) -> None:
-        self._train_step = TrainStep(backend, PolicyGradient(loss_fn=LOSS), learning_rate=LearningRate(peak=RATE))
+        self._train_step = TrainStep(backend, PolicyGradient(loss=LOSS), learning_rate=LearningRate(peak=RATE))
         self._batch = MiniBatch(
             step=0, micro_batches=micro_batches, is_last=True, loss_scale=loss_scale, learning_rate_progress=0.0
         )

@@ -10,9 +10,10 @@ from bench.training_loops import LOG_RATIOS, TOLERANCES, BackendLoop, PlainLoop,
 
 from coati_rl.data.packing import pack
 from coati_rl.samples import Sample
-from consumer.backend import Backend, BackendConfig
+from consumer.backend import Backend
 from consumer.models.policy_model import DTYPES
 from consumer.parallel.single_process import SingleProcess
+from tests.backends import backend_config
 
 VOCAB = 64
 
@@ -40,7 +41,7 @@ def samples():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_losses_and_norms_of_both_agree_over_steps_and_the_weights_move(tmp_path, precision):
     save_random_model(tmp_path, vocab=VOCAB, hidden=64, layers=2, max_positions=32)
-    backend = Backend(BackendConfig(model_dir=tmp_path, precision=precision), SingleProcess(device=torch.device("cpu")))
+    backend = Backend(backend_config(tmp_path, precision=precision), SingleProcess(device=torch.device("cpu")))
     batch = (pack(list(samples()), max_samples=3, max_tokens=20)[0], 1 / 3)
     assert len(batch[0]) == 2, "gradients of two micro-batches are added up"
     plain = PlainLoop(load(tmp_path, dtype=DTYPES[precision]), *batch)

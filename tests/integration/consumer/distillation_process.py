@@ -24,9 +24,9 @@ from tests.integration.consumer.trainer import make_trainer
 
 _CLIP = PolicyLoss(clip_low=0.2, clip_high=0.28)
 OBJECTIVES: dict[str, Objective] = {
-    "token": PolicyGradient(loss_fn=_CLIP, teacher_coeff=0.5),
-    "token, alone": PolicyGradient(loss_fn=_CLIP, teacher_coeff=0.5, distills_only=True),
-    "full": PolicyGradient(loss_fn=DistilledLoss(loss=_CLIP, direction="reverse", kl_coeff=10.0)),
+    "token": PolicyGradient(loss=_CLIP, teacher_coeff=0.5),
+    "token, alone": PolicyGradient(loss=_CLIP, teacher_coeff=0.5, distills_only=True),
+    "full": PolicyGradient(loss=DistilledLoss(loss=_CLIP, direction="reverse", kl_coeff=10.0)),
     "forward": ForwardKL(kl_weight=1.0),
     "forward, mixed": ForwardKL(kl_weight=0.75),
 }
@@ -69,7 +69,7 @@ def gradients_of(backend: Backend, model_dir: Path, trial: Trial) -> dict[str, A
         micro_batches, terms = with_teacher(backend, objective, tuple(share_of(part, backend, case, trial.cut)))
         is_last = index == len(mini_batches) - 1
         batch = to_mini_batch(micro_batches, step=0, is_last=is_last)
-        sums = merge_sums(merge_sums(sums, terms), backend.forward_backward(batch, objective.loss_fn))
+        sums = merge_sums(merge_sums(sums, terms), backend.forward_backward(batch, objective.losses["policy"]))
     backend.reduce_gradients()
     gradients = {name: gradient * scale for name, gradient in backend.policy.gradients.items()}
     backend.optimizer_step(loss_scale=0.0, learning_rate=0.0)

@@ -86,11 +86,11 @@ class StepRecorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
+    def optimizer_step(self, *, loss_scale: float, **settings: Any) -> float:
         self._backend.reduce_gradients()
         gradients = self._backend.policy.gradients.items()
         self.taken["gradients"] = {name: gradient * loss_scale for name, gradient in gradients}
-        self.taken["norm"] = self._backend.optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate)
+        self.taken["norm"] = self._backend.optimizer_step(loss_scale=loss_scale, **settings)
         return self.taken["norm"]
 
     def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:

@@ -136,7 +136,7 @@ def take_empty_steps(backend: Backend) -> list[dict[str, Any]]:
     """A step without samples, and one whose samples do not count. Returns: what is reported of each."""
     empty = to_mini_batch((), step=2, scale=0.0)
     uncounted = to_mini_batch(cut(make_samples(2), per_micro_batch=4, packed=True), step=2, scale=0.0)
-    train_step = TrainStep(backend, PolicyGradient(loss_fn=LOSS), learning_rate=LearningRate(peak=LEARNING_RATE))
+    train_step = TrainStep(backend, PolicyGradient(loss=LOSS), learning_rate=LearningRate(peak=LEARNING_RATE))
     return [train_step.run(batch) or {} for batch in (empty, uncounted)]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from coati_rl.algorithms.aggregation import LossVariation
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.protocols import LossFn
-from consumer.objectives.cross_entropy import TokenCrossEntropy
+from consumer.objectives.cross_entropy import CrossEntropy
 from tests.integration.consumer.samples import Sample, chosen_logprobs
 
 
@@ -165,7 +165,7 @@ class Unseparated:
 class LossCase:
     """A loss and its plain formula."""
 
-    loss: PolicyLoss | TokenCrossEntropy
+    loss: PolicyLoss | CrossEntropy
     formula: Formula
     without: Formula  # the formula without what this case is about, which must differ
     cuts: tuple[Cut, ...]
@@ -189,7 +189,7 @@ def case(formula: Formula, without: Formula, *cuts: Cut, **settings: Any) -> Los
     names = {field.name for field in dataclasses.fields(LossCase)}
     own = {name: value for name, value in settings.items() if name in names}
     if formula is cross_entropy:
-        return LossCase(loss=TokenCrossEntropy(), formula=formula, without=without, cuts=cuts, **own)
+        return LossCase(loss=CrossEntropy(), formula=formula, without=without, cuts=cuts, **own)
     loss = PolicyLoss(**{"clip_low": 0.2, "clip_high": 0.28, **{n: v for n, v in settings.items() if n not in own}})
     return LossCase(loss=loss, formula=formula, without=without, cuts=cuts, **own)
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from coati_rl.algorithms.aggregation import LossVariation
-from consumer.objectives.kto import DESIRABLE, ExampleLoss, Kto
+from consumer.objectives.kto import DESIRABLE, Kto
 from consumer.objectives.objective import Objective
-from consumer.objectives.preference import PairLoss, Preference
+from consumer.objectives.preference import Preference
 from tests.integration.consumer.losses import Cut, Response
 
 StepFormula = Callable[[Sequence[Response]], Tensor]  # to float32[]: the loss of a step
@@ -106,30 +106,28 @@ def _kto(responses: Sequence[Response], kl: Tensor) -> Tensor:
     return torch.stack(terms).mean()
 
 
-def pair_case(loss: PairLoss, formula: PairFormula, without: PairFormula, *cuts: Cut) -> UnitCase:
-    return UnitCase(
-        objective=Preference(pair_loss=loss), formula=of_pairs(formula), without=of_pairs(without), cuts=cuts
-    )
+def pair_case(loss: Preference, formula: PairFormula, without: PairFormula, *cuts: Cut) -> UnitCase:
+    return UnitCase(objective=loss, formula=of_pairs(formula), without=of_pairs(without), cuts=cuts)
 
 
 PREFERENCES: dict[str, UnitCase] = {
-    "dpo": pair_case(PairLoss(beta=0.3), dpo, without_reference, Cut(2, True, "uneven", True), Cut(1, False, "one")),
+    "dpo": pair_case(Preference(beta=0.3), dpo, without_reference, Cut(2, True, "uneven", True), Cut(1, False, "one")),
     "cdpo, nll": pair_case(
-        PairLoss(beta=0.3, label_smoothing=0.2, nll_coeff=0.5), smoothed_with_nll, dpo, Cut(4, True, "several")
+        Preference(beta=0.3, label_smoothing=0.2, nll_coeff=0.5), smoothed_with_nll, dpo, Cut(4, True, "several")
     ),
     "robust dpo": pair_case(
-        PairLoss(loss="robust", beta=0.15, label_smoothing=0.2),
+        Preference(loss="robust", beta=0.15, label_smoothing=0.2),
         robust,
         functools.partial(dpo, beta=0.15),
         Cut(1, True, "uneven"),
     ),
-    "ipo": pair_case(PairLoss(loss="ipo", beta=0.5), ipo, dpo, Cut(2, False, "several")),
+    "ipo": pair_case(Preference(loss="ipo", beta=0.5), ipo, dpo, Cut(2, False, "several")),
     "simpo": pair_case(
-        PairLoss(loss="simpo", beta=2.0, simpo_gamma=1.5), simpo, simpo_without_margin, Cut(2, True, "one", True)
+        Preference(loss="simpo", beta=2.0, simpo_gamma=1.5), simpo, simpo_without_margin, Cut(2, True, "one", True)
     ),
-    "orpo": pair_case(PairLoss(loss="orpo", orpo_lambda=2.0), orpo, likelihood, Cut(4, False, "uneven")),
+    "orpo": pair_case(Preference(loss="orpo", orpo_lambda=2.0), orpo, likelihood, Cut(4, False, "uneven")),
     "kto": UnitCase(
-        objective=Kto(example_loss=ExampleLoss(beta=1.2, desirable_weight=1.5, undesirable_weight=0.75)),
+        objective=Kto(beta=1.2, desirable_weight=1.5, undesirable_weight=0.75),
         formula=kto,
         without=kto_of_each_unit,
         cuts=(Cut(1, True, "uneven"), Cut(2, False, "several")),

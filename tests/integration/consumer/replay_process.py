@@ -62,11 +62,11 @@ class Replay:
 LEARNING_RATE, KL_COEFF = 1e-3, 0.1
 REPLAYS = {
     "grpo": Replay(
-        objective=PolicyGradient(loss_fn=PolicyLoss(kl_coeff=KL_COEFF, clip_high=0.28), has_reference=True),
+        objective=PolicyGradient(loss=PolicyLoss(kl_coeff=KL_COEFF, clip_high=0.28), has_reference=True),
     ),
     "reinforce_pp": Replay(
         objective=PolicyGradient(
-            loss_fn=PolicyLoss(),
+            loss=PolicyLoss(),
             has_reference=True,
             reward_kl_coeff=KL_COEFF,
             kl_estimator="k1",
@@ -76,23 +76,23 @@ REPLAYS = {
         advantage_estimator="reward",
     ),
     "gspo": Replay(
-        objective=PolicyGradient(loss_fn=PolicyLoss(ratio_level="sequence", clip_low=0.01, clip_high=0.02)),
+        objective=PolicyGradient(loss=PolicyLoss(ratio_level="sequence", clip_low=0.01, clip_high=0.02)),
         loss_variation="sample_level",
     ),
     "old_policy": Replay(
         objective=PolicyGradient(
-            loss_fn=PolicyLoss(correction="tis", correction_low=0.9, correction_high=1.1), old_policy_period=2
+            loss=PolicyLoss(correction="tis", correction_low=0.9, correction_high=1.1), old_policy_period=2
         ),
     ),
-    "skip": Replay(objective=PolicyGradient(loss_fn=PolicyLoss(skip_threshold=1.2))),
+    "skip": Replay(objective=PolicyGradient(loss=PolicyLoss(skip_threshold=1.2))),
     "updates": Replay(
         objective=PolicyGradient(
-            loss_fn=PolicyLoss(kl_coeff=KL_COEFF), has_reference=True, old_policy_period=4, updates_per_batch=2
+            loss=PolicyLoss(kl_coeff=KL_COEFF), has_reference=True, old_policy_period=4, updates_per_batch=2
         ),
     ),
 }
 # The same steps with and without the samples that have no gradient. In dp2 and pp2 each second mini-batch has none.
-_CLIPPED = PolicyGradient(loss_fn=PolicyLoss(), old_policy_period=2)
+_CLIPPED = PolicyGradient(loss=PolicyLoss(), old_policy_period=2)
 SELECTIONS = {
     "all_computed": Replay(objective=_CLIPPED, has_equal_rewards=True),
     "selected": Replay(objective=_CLIPPED, has_equal_rewards=True, selection=SelectionSettings(min_tokens=0, seed=0)),

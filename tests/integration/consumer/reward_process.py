@@ -54,7 +54,7 @@ def steps_of(backend: Backend, case: RewardCase, cut: RewardCut) -> Iterator[dic
                 loss_scale=scale,
                 learning_rate_progress=0.0,
             )
-            sums = merge_sums(sums, backend.forward_backward(batch, case.objective.loss_fn))
+            sums = merge_sums(sums, backend.forward_backward(batch, case.objective.losses["policy"]))
         backend.reduce_gradients()
         gradients = {name: gradient * scale for name, gradient in backend.policy.gradients.items()}
         norm = backend.optimizer_step(loss_scale=scale, learning_rate=LEARNING_RATE)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from coati_rl.config.optimizer import OptimizerConfig
-from consumer.backend import Backend, BackendConfig, make_backend
+from consumer.backend import Backend, make_backend
+from tests.backends import backend_config
 from tests.integration.consumer.conftest import MAX_GRAD_NORM, WEIGHT_DECAY
 from tests.integration.consumer.trainer_server import TIMEOUT_S
 
@@ -15,7 +16,7 @@ from tests.integration.consumer.trainer_server import TIMEOUT_S
 def make_trainer(model_dir: Path, *, timeout_s: float = TIMEOUT_S, **settings: object) -> Backend:
     """On the CPU, with the tests' clipping norm."""
     optimizer = OptimizerConfig(max_grad_norm=settings.pop("max_grad_norm", MAX_GRAD_NORM), weight_decay=WEIGHT_DECAY)
-    config = BackendConfig(**{"model_dir": model_dir, "optimizer": optimizer, **settings})
+    config = backend_config(model_dir, **{"optimizer": optimizer, **settings})
     return make_backend(config, device=torch.device("cpu"), timeout_s=timeout_s)
 
 

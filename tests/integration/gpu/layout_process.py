@@ -8,8 +8,9 @@ import torch
 
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.types import Device
-from consumer.backend import Backend, BackendConfig, make_backend
+from consumer.backend import Backend, make_backend
 from consumer.parallel import gradient_reduction
+from tests.backends import backend_config
 from tests.integration.consumer.conftest import LAYOUTS, MAX_GRAD_NORM, WEIGHT_DECAY, reference_of
 from tests.integration.consumer.gradient_process import steps_of
 from tests.integration.consumer.losses import LOSSES, Cut
@@ -29,8 +30,8 @@ class Case(NamedTuple):
 
 
 def make(model_dir: Path, case: Case, device: Device) -> Backend:
-    config = BackendConfig(
-        model_dir=model_dir,
+    config = backend_config(
+        model_dir,
         reference_dir=reference_of(model_dir),
         precision=case.precision,
         compile_ops=case.compile_ops,

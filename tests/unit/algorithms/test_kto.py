@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from coati_rl.algorithms.kto import kl_estimate, kto_terms
-from consumer.objectives.kto import MISMATCHED, ExampleLoss, Kto
+from consumer.objectives.kto import MISMATCHED, Kto
 from tests.unit.algorithms import preference_oracle as oracle
 from tests.unit.algorithms.units import evaluate_kto, micro_batches_of, random_completions, samples_of
 
 LN3 = math.log(3)
 LABELS = [True, False, False, True]
 SETTINGS = {"beta": 0.4, "desirable_weight": 1.5, "undesirable_weight": 0.5}
-KTO = Kto(example_loss=ExampleLoss(**SETTINGS))
+KTO = Kto(**SETTINGS)
 SEEDS = range(6)  # with estimates on both sides of 0
 
 
@@ -79,7 +79,7 @@ def test_the_kl_estimate_is_one_for_the_step_however_it_is_split() -> None:
 
 def test_the_policy_is_scored_for_the_estimate_and_the_reference_unless_the_samples_hold_it() -> None:
     assert KTO.scores == {"policy_logprobs": "policy", "ref_logprobs": "reference"}
-    held = Kto(example_loss=ExampleLoss(), has_ref_logprobs=True)
+    held = Kto(has_ref_logprobs=True)
     assert held.scores == {"policy_logprobs": "policy"}
     assert held.roles == {"policy"}
     assert (KTO.unit, KTO.needs_whole_step) == (2, True)
@@ -123,4 +123,4 @@ def test_metrics_are_means_of_desirable_and_undesirable_examples_and_null_withou
 )
 def test_settings_out_of_range_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ExampleLoss(**settings)
+        Kto(**settings)

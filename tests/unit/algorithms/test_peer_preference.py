@@ -19,8 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from consumer.objectives.kto import ExampleLoss, Kto
-from consumer.objectives.preference import PairLoss, Preference
+from consumer.objectives.kto import Kto
+from consumer.objectives.preference import Preference
 from tests.unit.algorithms.preference_oracle import Completion
 from tests.unit.algorithms.units import evaluate, evaluate_kto, micro_batches_of, random_completions, samples_of
 
@@ -175,10 +175,10 @@ def theirs_kto(trl: SimpleNamespace, completions: list[Completion], labels: list
     return loss.item(), padded.gradients, {name: values[0] for name, values in metrics.items()}
 
 
-def ours(loss: PairLoss, completions: list[Completion]) -> Result:
+def ours(loss: Preference, completions: list[Completion]) -> Result:
     value, gradients, sums = evaluate(loss, micro_batches_of(samples_of(completions), max_samples=4))
     scale = 2 / len(completions)
-    metrics = Preference(pair_loss=loss).metrics({**sums, "equal_pairs": 0.0}, loss_scale=scale)
+    metrics = loss.metrics({**sums, "equal_pairs": 0.0}, loss_scale=scale)
     return value * scale, [gradient * scale for gradient in gradients], metrics
 
 
@@ -193,7 +193,7 @@ def assert_same(found: Result, expected: Result, *names: str) -> None:
 @SEEDS
 def test_dpo_is_trls(trl: SimpleNamespace, seed: int) -> None:
     completions = random_completions(seed)
-    assert_same(ours(PairLoss(beta=0.3), completions), theirs_dpo(trl, completions, beta=0.3), *COMMON)
+    assert_same(ours(Preference(beta=0.3), completions), theirs_dpo(trl, completions, beta=0.3), *COMMON)
 
 
 @SEEDS
@@ -201,14 +201,14 @@ def test_robust_dpo_is_trls(trl: SimpleNamespace, seed: int) -> None:
     completions = random_completions(seed)
     settings = {"beta": 0.7, "label_smoothing": 0.2}
     expected = theirs_dpo(trl, completions, loss_types=["robust"], **settings)
-    assert_same(ours(PairLoss(loss="robust", **settings), completions), expected, *COMMON)
+    assert_same(ours(Preference(loss="robust", **settings), completions), expected, *COMMON)
 
 
 @SEEDS
 def test_ipo_is_trls_which_has_means_over_tokens(trl: SimpleNamespace, seed: int) -> None:
     completions = random_completions(seed)
     expected = theirs_dpo(trl, completions, loss_types=["ipo"], beta=0.4)
-    assert_same(ours(PairLoss(loss="ipo", beta=0.4), completions), expected, *COMMON)
+    assert_same(ours(Preference(loss="ipo", beta=0.4), completions), expected, *COMMON)
 
 
 @SEEDS
@@ -218,7 +218,7 @@ def test_label_smoothing_of_dpo_is_trls_of_cpo_with_log_ratios_in_place_of_log_p
     completions = random_completions(seed)
     settings = {"beta": 0.7, "label_smoothing": 0.2}
     expected = theirs_without_reference(trl.cpo, completions, "sigmoid", **settings)
-    assert_same(ours(PairLoss(**settings), completions), expected, *REWARDS)
+    assert_same(ours(Preference(**settings), completions), expected, *REWARDS)
 
 
 @SEEDS
@@ -230,7 +230,7 @@ def test_dpo_with_the_chosen_completions_likelihood_is_trls_sigmoid_plus_sft(trl
     ]
     mean = sum(pair[0] for pair in pairs) / len(pairs)
     gradients = [gradient / len(pairs) for pair in pairs for gradient in pair[1]]
-    assert_same(ours(PairLoss(nll_coeff=0.6), completions), (mean, gradients, {}))
+    assert_same(ours(Preference(nll_coeff=0.6), completions), (mean, gradients, {}))
 
 
 @SEEDS
@@ -240,7 +240,7 @@ def test_simpo_is_trls(trl: SimpleNamespace, seed: int, label_smoothing: float, 
     completions = random_completions(seed)
     settings = {"beta": 2.0, "simpo_gamma": 0.8, "label_smoothing": label_smoothing}
     expected = theirs_without_reference(trl.cpo, completions, "simpo", **settings, cpo_alpha=nll_coeff)
-    found = ours(PairLoss(loss="simpo", **settings, nll_coeff=nll_coeff), completions)
+    found = ours(Preference(loss="simpo", **settings, nll_coeff=nll_coeff), completions)
     assert_same(found, expected, *COMMON, "nll_loss")
 
 
@@ -249,7 +249,7 @@ def test_orpo_is_trls_but_for_the_prompts_likelihood(trl: SimpleNamespace, seed:
     # TRL's likelihood is of prompt and completion; here both have that of the completion, as in the paper.
     completions = random_completions(seed)
     expected = theirs_without_reference(trl.orpo, completions, "orpo", beta=0.5)
-    assert_same(ours(PairLoss(loss="orpo", orpo_lambda=0.5), completions), expected, *COMMON, "nll_loss")
+    assert_same(ours(Preference(loss="orpo", orpo_lambda=0.5), completions), expected, *COMMON, "nll_loss")
 
 
 @SEEDS
@@ -257,7 +257,7 @@ def test_kto_is_trls(trl: SimpleNamespace, seed: int) -> None:
     completions, labels = random_completions(seed), [True, False, False, True]
     settings = {"beta": 0.3, "desirable_weight": 1.5, "undesirable_weight": 0.5}
     expected = theirs_kto(trl, completions, labels, **settings)
-    value, gradients, sums = evaluate_kto(Kto(example_loss=ExampleLoss(**settings)), completions, labels)
-    metrics = Kto(example_loss=ExampleLoss(**settings)).metrics(sums, loss_scale=1 / 4)
+    value, gradients, sums = evaluate_kto(Kto(**settings), completions, labels)
+    metrics = Kto(**settings).metrics(sums, loss_scale=1 / 4)
     found = value / 4, [gradient / 4 for gradient in gradients], metrics
     assert_same(found, expected, *REWARDS, "logps/chosen", "logps/rejected", "kl")

@@ -17,27 +17,30 @@ from coati_rl.algorithms.preference import (
     simpo_terms,
 )
 from coati_rl.algorithms.sequences import unit_sums
-from consumer.objectives.preference import PairLoss
+from consumer.objectives.preference import Preference
 from tests.unit.algorithms import preference_oracle as oracle
 from tests.unit.algorithms.units import evaluate, micro_batches_of, random_completions, samples_of
 
 LN3 = math.log(3)
 SEEDS = pytest.mark.parametrize("seed", range(4))
-CASES: dict[str, tuple[PairLoss, Callable[..., oracle.Pair]]] = {
-    "dpo": (PairLoss(beta=0.3), functools.partial(oracle.dpo, beta=0.3)),
-    "cdpo": (PairLoss(beta=0.7, label_smoothing=0.2), functools.partial(oracle.dpo, beta=0.7, wrong=0.2)),
+CASES: dict[str, tuple[Preference, Callable[..., oracle.Pair]]] = {
+    "dpo": (Preference(beta=0.3), functools.partial(oracle.dpo, beta=0.3)),
+    "cdpo": (Preference(beta=0.7, label_smoothing=0.2), functools.partial(oracle.dpo, beta=0.7, wrong=0.2)),
     "robust": (
-        PairLoss(loss="robust", beta=0.7, label_smoothing=0.2),
+        Preference(loss="robust", beta=0.7, label_smoothing=0.2),
         functools.partial(oracle.robust, beta=0.7, wrong=0.2),
     ),
-    "ipo": (PairLoss(loss="ipo", beta=0.4), functools.partial(oracle.ipo, beta=0.4)),
-    "simpo": (PairLoss(loss="simpo", beta=2.0, simpo_gamma=0.8), functools.partial(oracle.simpo, beta=2.0, gamma=0.8)),
+    "ipo": (Preference(loss="ipo", beta=0.4), functools.partial(oracle.ipo, beta=0.4)),
+    "simpo": (
+        Preference(loss="simpo", beta=2.0, simpo_gamma=0.8),
+        functools.partial(oracle.simpo, beta=2.0, gamma=0.8),
+    ),
     "simpo, smoothed": (
-        PairLoss(loss="simpo", beta=2.0, simpo_gamma=0.8, label_smoothing=0.1),
+        Preference(loss="simpo", beta=2.0, simpo_gamma=0.8, label_smoothing=0.1),
         functools.partial(oracle.simpo, beta=2.0, gamma=0.8, wrong=0.1),
     ),
-    "orpo": (PairLoss(loss="orpo", orpo_lambda=0.5), functools.partial(oracle.orpo, weight=0.5)),
-    "rpo": (PairLoss(beta=0.3, nll_coeff=0.6), functools.partial(oracle.with_nll, oracle.dpo, 0.6, beta=0.3)),
+    "orpo": (Preference(loss="orpo", orpo_lambda=0.5), functools.partial(oracle.orpo, weight=0.5)),
+    "rpo": (Preference(beta=0.3, nll_coeff=0.6), functools.partial(oracle.with_nll, oracle.dpo, 0.6, beta=0.3)),
 }
 EVERY = pytest.mark.parametrize("name", CASES)
 
@@ -156,10 +159,10 @@ def test_a_completion_without_loss_tokens_has_the_log_probability_0() -> None:
 )
 def test_settings_out_of_range_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        PairLoss(**settings)
+        Preference(**settings)
 
 
 def test_a_loss_with_a_reference_refuses_a_batch_that_was_not_scored() -> None:
     arrays = {"loss_mask": torch.ones(1, 1, dtype=torch.bool), "sample_index": torch.zeros(1, 1)}
     with pytest.raises(ValueError, match="ipo needs ref_logprobs: score the batch with a reference"):
-        PairLoss(loss="ipo")(torch.zeros(1, 1), torch.zeros(1, 1), arrays)
+        Preference(loss="ipo")(torch.zeros(1, 1), torch.zeros(1, 1), arrays)

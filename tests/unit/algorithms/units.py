@@ -67,7 +67,7 @@ def evaluate_kto(
     parts = micro_batches_of(samples_of(completions, label=numbers), **limits)
     parts = [part.with_arrays(policy_logprobs=part.loss_arrays["logprobs"]) for part in parts]
     sums = {name: total.item() for name, total in objective.step_sums(parts).items()}
-    return evaluate(objective.loss_fn, [objective.with_step_sums(part, sums) for part in parts])
+    return evaluate(objective.losses["policy"], [objective.with_step_sums(part, sums) for part in parts])
 
 
 def tensors_of(micro_batch: MicroBatch) -> dict[str, Tensor]:

@@ -124,4 +124,8 @@ def test_a_share_of_the_teacher_in_fine_tuning_is_above_0_and_at_most_1_and_need
 def test_the_job_builds_the_objective_and_names_the_teacher(flags, objective, teacher):
     config = sft(flags)
     assert type(objective_of(config)) is objective
-    assert models(config).teacher_dir == (None if teacher is None else Path(teacher))
+    found = models(config, Path("small"))
+    assert found["policy"].directory == Path("small")
+    assert {role: source.directory for role, source in found.items() if source.optimizer is None} == (
+        {} if teacher is None else {"teacher": Path(teacher)}
+    )

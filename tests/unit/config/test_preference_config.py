@@ -7,28 +7,30 @@ from pydantic import ValidationError
 
 from coati_rl.config.objectives.kto import KtoConfig
 from coati_rl.config.objectives.preference import PreferenceConfig
-from consumer.objectives.kto import ExampleLoss, kto
-from consumer.objectives.preference import PairLoss, preference
+from consumer.objectives.kto import Kto, kto
+from consumer.objectives.preference import Preference, preference
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, PairLoss(loss="dpo", beta=0.1)),
+        ({}, Preference(loss="dpo", beta=0.1)),
         (
             {"label_smoothing": 0.1, "nll_coeff": 0.2},
-            PairLoss(loss="dpo", beta=0.1, label_smoothing=0.1, nll_coeff=0.2),
+            Preference(loss="dpo", beta=0.1, label_smoothing=0.1, nll_coeff=0.2),
         ),
-        ({"loss": "simpo"}, PairLoss(loss="simpo", beta=2.0, simpo_gamma=0.5)),
-        ({"loss": "simpo", "beta": 5.0, "simpo_gamma": 0.0}, PairLoss(loss="simpo", beta=5.0, simpo_gamma=0.0)),
-        ({"loss": "orpo"}, PairLoss(loss="orpo", orpo_lambda=0.1)),
-        ({"loss": "orpo", "orpo_lambda": 1.0}, PairLoss(loss="orpo", orpo_lambda=1.0)),
-        ({"loss": "robust", "label_smoothing": 0.3}, PairLoss(loss="robust", label_smoothing=0.3)),
-        ({"loss": "ipo", "beta": 0.5}, PairLoss(loss="ipo", beta=0.5)),
+        ({"loss": "simpo"}, Preference(loss="simpo", beta=2.0, simpo_gamma=0.5)),
+        ({"loss": "simpo", "beta": 5.0, "simpo_gamma": 0.0}, Preference(loss="simpo", beta=5.0, simpo_gamma=0.0)),
+        ({"loss": "orpo"}, Preference(loss="orpo", orpo_lambda=0.1)),
+        ({"loss": "orpo", "orpo_lambda": 1.0}, Preference(loss="orpo", orpo_lambda=1.0)),
+        ({"loss": "robust", "label_smoothing": 0.3}, Preference(loss="robust", label_smoothing=0.3)),
+        ({"loss": "ipo", "beta": 0.5}, Preference(loss="ipo", beta=0.5)),
     ],
 )
-def test_an_objective_has_the_settings_that_are_given_and_its_losses_defaults(given: dict, expected: PairLoss) -> None:
-    assert preference(PreferenceConfig(**given)).pair_loss == expected
+def test_an_objective_has_the_settings_that_are_given_and_its_losses_defaults(
+    given: dict, expected: Preference
+) -> None:
+    assert preference(PreferenceConfig(**given)) == expected
 
 
 def test_precomputed_reference_log_probabilities_leave_out_the_reference() -> None:
@@ -39,7 +41,7 @@ def test_precomputed_reference_log_probabilities_leave_out_the_reference() -> No
 
 def test_ktos_objective_has_the_settings_that_are_given() -> None:
     settings = {"beta": 0.3, "desirable_weight": 1.33, "undesirable_weight": 0.5}
-    assert kto(KtoConfig(**settings)).example_loss == ExampleLoss(**settings)
+    assert kto(KtoConfig(**settings)) == Kto(**settings)
 
 
 @pytest.mark.parametrize(

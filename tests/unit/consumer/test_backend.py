@@ -13,8 +13,9 @@ from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.errors import ConfigError, EngineError
-from consumer.backend import Backend, BackendConfig
+from consumer.backend import Backend
 from consumer.parallel.single_process import SingleProcess
+from tests.backends import backend_config
 from tests.unit.consumer.conftest import make_micro_batch
 
 SAMPLES = [([1, 2, 3, 4, 5], 2), ([6, 7, 8, 9], 1), ([3, 1, 4, 1, 5, 9], 3)]
@@ -36,7 +37,7 @@ class Unseparated:
 
 
 def make_backend(model_dir: Path, **settings: object) -> Backend:
-    config = BackendConfig(**{"model_dir": model_dir, **settings})
+    config = backend_config(model_dir, **settings)
     return Backend(config, SingleProcess(device=torch.device("cpu")))
 
 

@@ -15,11 +15,12 @@ from coati_rl.checkpoint.directory import MANIFEST_FILE, read_state
 from coati_rl.checkpoint.tokenizer_files import read_tokenizer_files
 from coati_rl.errors import ConfigError, RunError
 from consumer import checkpoint
-from consumer.backend import Backend, BackendConfig
+from consumer.backend import Backend
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
 from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import describe_parameters
 from consumer.parallel.single_process import SingleProcess
+from tests.backends import backend_config
 from tests.unit.consumer.conftest import make_model
 
 INDEX = "model.safetensors.index.json"
@@ -274,7 +275,7 @@ def test_a_checkpoint_holds_the_tokenizer_that_the_run_began_with(model_dir: Pat
     (model / "additional_chat_templates").mkdir()
     (model / "additional_chat_templates/tool_use.jinja").write_text("{{ messages }} {{ tools }}")
     tokenizer = AutoTokenizer.from_pretrained(model)
-    backend = Backend(BackendConfig(model_dir=model), SingleProcess(device=torch.device("cpu")))
+    backend = Backend(backend_config(model), SingleProcess(device=torch.device("cpu")))
     shutil.rmtree(model)
     backend.save(tmp_path / "step-1", state={})
     read_state(tmp_path / "step-1")  # whose manifest has the template

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from consumer.objectives.cross_entropy import CrossEntropy, TokenCrossEntropy
+from consumer.objectives.cross_entropy import CrossEntropy
 
 LOGPROBS = [[math.log(0.5), math.log(0.25), math.log(0.125)]]
 
@@ -16,7 +16,7 @@ def arrays(mask: list[bool], weights: tuple[float, ...] = (1.0, 1.0, 1.0)) -> di
 
 def evaluate(logprobs: list[list[float]], **given: torch.Tensor) -> tuple[float, dict[str, float], list[float]]:
     leaf = torch.tensor(logprobs, requires_grad=True)
-    loss, sums = TokenCrossEntropy()(leaf, torch.zeros_like(leaf), given)
+    loss, sums = CrossEntropy()(leaf, torch.zeros_like(leaf), given)
     (gradient,) = torch.autograd.grad(loss, leaf)
     return loss.item(), {name: value.item() for name, value in sums.items()}, gradient[0].tolist()
 

@@ -9,13 +9,14 @@ from transformers import AutoModelForCausalLM
 
 from coati_rl.batch import MiniBatch
 from coati_rl.config.cli import parse
-from consumer.backend import Backend, BackendConfig
+from consumer.backend import Backend
 from consumer.objectives.forward_kl import ForwardKL
 from consumer.objectives.objective import Objective
 from consumer.objectives.policy_gradient import policy_gradient
 from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.single_process import SingleProcess
 from consumer.train_step import TrainStep
+from tests.backends import backend_config
 from tests.unit.consumer.conftest import make_micro_batch
 
 SAMPLES = (([1, 2, 3, 4, 5], 2), ([7, 8, 9, 10], 1))
@@ -30,7 +31,7 @@ def teacher_dir(save_model) -> Path:
 
 @pytest.fixture
 def backend(model_dir: Path, teacher_dir: Path) -> Backend:
-    config = BackendConfig(model_dir=model_dir, teacher_dir=teacher_dir)
+    config = backend_config(model_dir, teacher_dir=teacher_dir)
     return Backend(config, SingleProcess(device=torch.device("cpu")))
 
 
@@ -139,10 +140,10 @@ def test_a_share_out_of_range_and_a_batch_without_hidden_states_are_refused(back
         with pytest.raises(ValueError, match=f"kl_weight = {share}"):
             ForwardKL(kl_weight=share)
     with pytest.raises(ValueError, match="needs teacher_hidden"):
-        backend.forward_backward(batch_of(*SAMPLES), ForwardKL().loss_fn)
+        backend.forward_backward(batch_of(*SAMPLES), ForwardKL().losses["policy"])
 
 
 def test_a_backend_without_a_teacher_names_it(model_dir: Path) -> None:
-    alone = Backend(BackendConfig(model_dir=model_dir), SingleProcess(device=torch.device("cpu")))
+    alone = Backend(backend_config(model_dir), SingleProcess(device=torch.device("cpu")))
     with pytest.raises(ValueError, match="without the teacher model"):
-        alone.forward_backward(batch_of(*SAMPLES), ForwardKL().loss_fn)
+        alone.forward_backward(batch_of(*SAMPLES), ForwardKL().losses["policy"])

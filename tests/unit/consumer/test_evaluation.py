@@ -11,17 +11,18 @@ from transformers import AutoModelForCausalLM
 from coati_rl.data.dataset_source import DatasetSettings, evaluation_parts
 from coati_rl.samples import Sample
 from coati_rl.work import EvaluateWork
-from consumer.backend import Backend, BackendConfig
+from consumer.backend import Backend
 from consumer.evaluation import Evaluator, score_samples
 from consumer.objectives.cross_entropy import CrossEntropy
 from consumer.parallel.single_process import SingleProcess
+from tests.backends import backend_config
 
 SETTINGS = DatasetSettings(dp=1, trainers_per_dp_rank=1, batch_size=2, micro_batch_size=2)
 
 
 @pytest.fixture(scope="module")
 def backend(model_dir):
-    return Backend(BackendConfig(model_dir=model_dir), SingleProcess(device=torch.device("cpu")))
+    return Backend(backend_config(model_dir), SingleProcess(device=torch.device("cpu")))
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +92,9 @@ def test_scores_come_back_sample_by_sample(backend, samples, logprobs):
 
 
 def test_a_model_that_was_freed_is_gone_and_the_policy_cannot_be(model_dir):
-    held = Backend(
-        BackendConfig(model_dir=model_dir, reference_dir=model_dir), SingleProcess(device=torch.device("cpu"))
-    )
+    held = Backend(backend_config(model_dir, reference_dir=model_dir), SingleProcess(device=torch.device("cpu")))
     held.free("reference")
     with pytest.raises(ValueError, match="without the reference model"):
         held.score([], "reference")
-    with pytest.raises(ValueError, match="the policy is trained"):
+    with pytest.raises(ValueError, match="the policy model is trained"):
         held.free("policy")

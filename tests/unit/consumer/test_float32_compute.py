@@ -7,9 +7,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from coati_rl.data.packing import probe_micro_batch
-from consumer.backend import Backend, BackendConfig
+from consumer.backend import Backend
 from consumer.models.float32_compute import Float32Compute
 from consumer.parallel.single_process import SingleProcess
+from tests.backends import backend_config
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_n_groups": 1}
@@ -22,7 +23,7 @@ MORE = {
 
 
 def test_a_backend_scores_its_bfloat16_weights_in_float32(model_dir: Path) -> None:
-    backend = Backend(BackendConfig(model_dir=model_dir, precision="bf16"), SingleProcess(device=torch.device("cpu")))
+    backend = Backend(backend_config(model_dir, precision="bf16"), SingleProcess(device=torch.device("cpu")))
     probe = probe_micro_batch(range(40))
     before = backend.score([probe])[0]
     found = backend.score_float32([probe])[0]

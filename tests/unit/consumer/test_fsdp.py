@@ -16,7 +16,7 @@ from torch import Tensor
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MiniBatch
 from coati_rl.config.optimizer import OptimizerConfig
-from consumer.backend import Backend, BackendConfig
+from consumer.backend import Backend
 from consumer.models.scalar_head import ScalarHead
 from consumer.models.weight_history import WeightHistory
 from consumer.parallel.fsdp import FullyShardedParallelism, ShardedRows
@@ -24,6 +24,7 @@ from consumer.parallel.layout import Layout
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.parameters import ParameterInfo
 from consumer.parallel.single_process import SingleProcess
+from tests.backends import backend_config
 from tests.unit.consumer.conftest import make_micro_batch
 from tests.unit.consumer.test_own_optimizer import OWN
 
@@ -41,7 +42,7 @@ def group_of_one() -> Iterator[None]:
 
 
 def make_backend(model_dir: Path, *, is_sharded: bool = True, **settings: object) -> Backend:
-    config = BackendConfig(**{"model_dir": model_dir, **settings})
+    config = backend_config(model_dir, **settings)
     parallelism: Parallelism = SingleProcess(device=CPU)
     if is_sharded:
         parallelism = FullyShardedParallelism(precision=config.precision, device=CPU)

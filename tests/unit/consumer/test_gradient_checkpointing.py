@@ -12,8 +12,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MiniBatch
-from consumer.backend import Backend, BackendConfig
+from consumer.backend import Backend
 from consumer.parallel.single_process import SingleProcess
+from tests.backends import backend_config
 from tests.unit.consumer.conftest import make_micro_batch
 
 # OPT's decoder layer drops out by itself, not in a module of its own.
@@ -27,7 +28,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def train(model_dir: Path, *, gradient_checkpointing: bool) -> tuple[dict[str, torch.Tensor], Counter[str]]:
     """Two micro-batches with a score in between; gradients by parameter, and what ran how often: layers while
     gradients were wanted, layers while not, attention in training mode."""
-    config = BackendConfig(model_dir=model_dir, gradient_checkpointing=gradient_checkpointing)
+    config = backend_config(model_dir, gradient_checkpointing=gradient_checkpointing)
     backend = Backend(config, SingleProcess(device=torch.device("cpu")))
     counts: Counter[str] = Counter()
 

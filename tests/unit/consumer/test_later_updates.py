@@ -97,7 +97,7 @@ def test_hidden_states_are_not_kept_but_computed_for_each_update() -> None:
     loss = DistilledLoss(loss=PolicyLoss(), direction="reverse", kl_coeff=1.0)
     backend = Backend()
     train_step = TrainStep(
-        backend, PolicyGradient(loss_fn=loss, updates_per_batch=2), learning_rate=LearningRate(peak=0.1)
+        backend, PolicyGradient(loss=loss, updates_per_batch=2), learning_rate=LearningRate(peak=0.1)
     )
     train_step.run(batch())
     assert all("teacher_hidden" not in m.loss_arrays for kept in train_step._kept.values() for m in

@@ -16,7 +16,7 @@ from consumer.models.policy_model import DTYPES, Precision
 from consumer.parallel.fsdp import FullyShardedParallelism
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.single_process import SingleProcess
-from consumer.role_models import Model
+from consumer.role_models import RoleModel
 from tests.unit.consumer.conftest import make_model
 
 CPU = torch.device("cpu")
@@ -42,12 +42,12 @@ def save_as(tmp_path_factory: pytest.TempPathFactory) -> Callable[[torch.dtype],
     return save
 
 
-def load(directory: Path, precision: Precision, *, is_sharded: bool, is_trained: bool) -> Model:
+def load(directory: Path, precision: Precision, *, is_sharded: bool, is_trained: bool) -> RoleModel:
     parallelism: Parallelism = SingleProcess(device=CPU)
     if is_sharded:
         parallelism = FullyShardedParallelism(precision=precision, device=CPU)
     optimizer = OptimizerConfig() if is_trained else None
-    return Model("policy", directory, parallelism, precision=precision, optimizer=optimizer)
+    return RoleModel("policy", directory, parallelism, precision=precision, optimizer=optimizer)
 
 
 def same(found: Any, expected: Any) -> bool:

@@ -17,10 +17,11 @@ from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.packing import build_mini_batch
 from coati_rl.protocols import Role
 from coati_rl.types import RolloutGroup
-from consumer.backend import Backend, BackendConfig
+from consumer.backend import Backend
 from consumer.logprob_mismatch import MismatchMeter, make_mismatch_meter
 from consumer.models.weight_history import WeightHistory
 from consumer.parallel.single_process import SingleProcess
+from tests.backends import backend_config
 from tests.unit.consumer.conftest import make_micro_batch
 from tests.unit.groups import group_of
 
@@ -134,7 +135,7 @@ class RecordingBackend(Backend):
     """Keeps the micro-batches that it scored and their scores."""
 
     def __init__(self, model_dir: Path) -> None:
-        super().__init__(BackendConfig(model_dir=model_dir), SingleProcess(device=torch.device("cpu")))
+        super().__init__(backend_config(model_dir), SingleProcess(device=torch.device("cpu")))
         self.scored: list[tuple[MicroBatch, Tensor]] = []
 
     def score(self, micro_batches: Sequence[MicroBatch], model: Role = "policy") -> list[Tensor]:

@@ -22,7 +22,7 @@ def evaluate(
     leaf, sample_index = torch.tensor(values, requires_grad=True), torch.tensor(index)
     arrays = {"loss_mask": sample_index >= 0, "sample_index": sample_index}
     arrays |= {} if margin is None else {"margin": torch.tensor(margin)}
-    loss, sums = Pairwise(center_coefficient=coefficient).loss_fn(leaf, torch.zeros_like(leaf), arrays)
+    loss, sums = Pairwise(center_coefficient=coefficient)(leaf, torch.zeros_like(leaf), arrays)
     (gradient,) = torch.autograd.grad(loss, leaf)
     return loss.item(), {name: value.item() for name, value in sums.items()}, gradient.tolist()
 

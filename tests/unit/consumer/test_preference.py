@@ -4,22 +4,22 @@ import dataclasses
 
 import pytest
 
-from consumer.objectives.preference import PairLoss, Preference
+from consumer.objectives.preference import Preference
 from tests.unit.algorithms.units import micro_batches_of, random_completions, samples_of
 
 
 @pytest.mark.parametrize("loss", ["dpo", "ipo", "robust"])
 def test_a_reference_is_scored_unless_the_samples_hold_its_log_probabilities(loss: str) -> None:
-    scored = Preference(pair_loss=PairLoss(loss=loss))
+    scored = Preference(loss=loss)
     assert scored.scores == {"ref_logprobs": "reference"}
     assert scored.roles == {"policy", "reference"}
     assert scored.unit == 2
-    assert Preference(pair_loss=PairLoss(loss=loss), has_ref_logprobs=True).roles == {"policy"}
+    assert Preference(loss=loss, has_ref_logprobs=True).roles == {"policy"}
 
 
 @pytest.mark.parametrize("loss", ["simpo", "orpo"])
 def test_some_losses_need_no_reference(loss: str) -> None:
-    assert Preference(pair_loss=PairLoss(loss=loss)).roles == {"policy"}
+    assert Preference(loss=loss).roles == {"policy"}
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_samples": 2}, {"one_sample_per_row": True}, {"num_ranks": 3}])
@@ -31,20 +31,20 @@ def test_pairs_of_equal_completions_are_counted(limits: dict) -> None:
         same = samples[chosen].token_ids[: len(rejected.token_ids)]
         samples[chosen + 1] = dataclasses.replace(rejected, token_ids=same)
     parts = tuple(micro_batches_of(samples, **limits))
-    unchanged, sums = Preference(pair_loss=PairLoss()).targets(parts)
+    unchanged, sums = Preference().targets(parts)
     assert unchanged is parts
     assert sums["equal_pairs"].item() == 2.0
 
 
 def test_a_rank_without_samples_counts_no_pair() -> None:
-    assert Preference(pair_loss=PairLoss()).targets(())[1]["equal_pairs"].item() == 0.0
+    assert Preference().targets(())[1]["equal_pairs"].item() == 0.0
 
 
 def test_metrics_are_means_over_pairs_and_null_without_any() -> None:
     sums = {"loss_sum": 2.0, "nll_sum": 3.0, "num_pairs": 4.0, "correct_pairs": 3.0, "equal_pairs": 1.0}
     sums |= {"chosen_reward_sum": 2.0, "rejected_reward_sum": -2.0, "num_tokens": 20.0, "entropy_sum": 30.0}
     sums |= {"chosen_logprob_sum": -40.0, "rejected_logprob_sum": -60.0}
-    metrics = Preference(pair_loss=PairLoss()).metrics(sums, loss_scale=1 / 4)
+    metrics = Preference().metrics(sums, loss_scale=1 / 4)
     assert metrics == {
         "loss": 0.5,
         "rewards/chosen": 0.5,
@@ -59,6 +59,6 @@ def test_metrics_are_means_over_pairs_and_null_without_any() -> None:
         "pairs_equal": 1,
         "loss_tokens": 20,
     }
-    empty = Preference(pair_loss=PairLoss()).metrics(dict.fromkeys(sums, 0.0), loss_scale=0.0)
+    empty = Preference().metrics(dict.fromkeys(sums, 0.0), loss_scale=0.0)
     assert empty.keys() == metrics.keys()
     assert {name for name, value in empty.items() if value is not None} == {"pairs", "pairs_equal", "loss_tokens"}

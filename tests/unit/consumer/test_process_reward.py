@@ -27,7 +27,7 @@ def evaluate(
 ) -> tuple[float, dict[str, float], list[list[float]]]:
     arrays = {name: torch.tensor(array) for name, array in micro_batch.loss_arrays.items()}
     leaf = torch.tensor(logprobs, requires_grad=True)
-    loss, sums = objective.loss_fn(leaf, torch.zeros_like(leaf), arrays)
+    loss, sums = objective.losses["policy"](leaf, torch.zeros_like(leaf), arrays)
     (gradient,) = torch.autograd.grad(loss, leaf)
     return loss.item(), {name: value.item() for name, value in sums.items()}, gradient.tolist()
 

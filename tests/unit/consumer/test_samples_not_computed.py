@@ -19,11 +19,12 @@ from coati_rl.data.sample_selection import MIN_SAMPLES, SelectionSettings
 from coati_rl.protocols import Role
 from coati_rl.types import RolloutGroup
 from coati_rl.work import RepeatWork
-from consumer.backend import Backend, BackendConfig
+from consumer.backend import Backend
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.single_process import SingleProcess
 from consumer.train_step import TrainStep
+from tests.backends import backend_config
 from tests.unit.groups import group_of
 
 __all__ = ["group_of"]
@@ -42,7 +43,7 @@ class RecordingBackend(Backend):
     """Keeps the gradient of each step, unscaled, and counts the samples that it scores and trains."""
 
     def __init__(self, model_dir: Path, **settings: Any) -> None:
-        super().__init__(BackendConfig(model_dir=model_dir, **settings), SingleProcess(device=torch.device("cpu")))
+        super().__init__(backend_config(model_dir, **settings), SingleProcess(device=torch.device("cpu")))
         self.step_gradients: list[Tensor] = []
         self.num_scored, self.num_trained = 0, 0
 
@@ -50,14 +51,14 @@ class RecordingBackend(Backend):
         self.num_scored += sum(len(m.segments) for m in micro_batches)
         return super().score(micro_batches, model)
 
-    def forward_backward(self, mini_batch: Any, loss_fn: Any) -> dict[str, Tensor]:
+    def forward_backward(self, mini_batch: Any, loss_fn: Any, role: Role = "policy") -> dict[str, Tensor]:
         self.num_trained += sum(len(m.segments) for m in mini_batch.micro_batches)
-        return super().forward_backward(mini_batch, loss_fn)
+        return super().forward_backward(mini_batch, loss_fn, role)
 
-    def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
+    def optimizer_step(self, **settings: Any) -> float:
         self.reduce_gradients()
         self.step_gradients.append(torch.cat([g.flatten() for g in self.policy.gradients.values()]).clone())
-        return super().optimizer_step(loss_scale=loss_scale, learning_rate=learning_rate)
+        return super().optimizer_step(**settings)
 
     def bits(self) -> dict[str, Tensor]:
         """Masters and the optimizer's state as integers, which tell 0.0 from -0.0."""
@@ -96,7 +97,7 @@ class Run:
         )
         self.train_step = TrainStep(
             self.backend,
-            PolicyGradient(loss_fn=loss or PolicyLoss(), **objective),
+            PolicyGradient(loss=loss or PolicyLoss(), **objective),
             learning_rate=LearningRate(peak=1e-2),
         )
         self.num_computed: list[int] = []

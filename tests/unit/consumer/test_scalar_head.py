@@ -14,13 +14,14 @@ from coati_rl.data.packing import pack
 from coati_rl.data.reward_samples import reward_pair
 from coati_rl.errors import ConfigError
 from coati_rl.samples import Sample
-from consumer.backend import Backend, BackendConfig
+from consumer.backend import Backend
 from consumer.models.policy_model import make_input, policy_forward
 from consumer.models.scalar_head import ScalarHead, load_scalar
 from consumer.objectives.pairwise import Pairwise
 from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.single_process import SingleProcess
 from consumer.train_step import TrainStep
+from tests.backends import backend_config
 
 PAD = 0
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ def sequence(sample: Sample) -> torch.Tensor:
 
 
 def make_backend(model_dir: Path) -> Backend:
-    config = BackendConfig(model_dir=model_dir, scalar_head=ScalarHead(pad_token_id=PAD), optimizer=OptimizerConfig())
+    config = backend_config(model_dir, scalar_head=ScalarHead(pad_token_id=PAD), optimizer=OptimizerConfig())
     return Backend(config, SingleProcess(device=CPU))
 
 

@@ -43,7 +43,7 @@ class ScriptedBackend:
         self.calls.append("keep")
         self.kept = self.version
 
-    def forward_backward(self, mini_batch: MiniBatch, loss_fn: object) -> dict[str, Tensor]:
+    def forward_backward(self, mini_batch: MiniBatch, loss_fn: object, role: str = "policy") -> dict[str, Tensor]:
         self.calls.append("train")
         self.trained.append(mini_batch)
         return {name: torch.tensor(2.0, dtype=torch.float64) for name in REPORTED} if self.has_head else {}
@@ -51,7 +51,7 @@ class ScriptedBackend:
     def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
         return {name: float(value) for name, value in sums.items()} if self.has_head else {}
 
-    def optimizer_step(self, *, loss_scale: float, learning_rate: float) -> float:
+    def optimizer_step(self, *, loss_scale: float, learning_rate: float, role: str) -> float:
         self.version += 1
         self.steps.append((loss_scale, learning_rate))
         return 0.5
@@ -73,7 +73,7 @@ def batch(step: int = 0, *, advantage: float = 1.0, is_last: bool = True, loss_s
 
 
 def step_of(backend: ScriptedBackend, **settings: Any) -> TrainStep:
-    return TrainStep(backend, PolicyGradient(loss_fn=lambda *_: None, **settings), learning_rate=LearningRate(peak=0.1))
+    return TrainStep(backend, PolicyGradient(loss=lambda *_: None, **settings), learning_rate=LearningRate(peak=0.1))
 
 
 def seen(backend: ScriptedBackend, name: str) -> list[list[float]]:
@@ -180,8 +180,8 @@ def test_a_rank_without_the_lm_head_takes_part_in_everything_and_changes_nothing
 
 def test_a_step_without_samples_has_metrics_without_means() -> None:
     class Empty(ScriptedBackend):
-        def forward_backward(self, mini_batch: MiniBatch, loss_fn: object) -> dict[str, Tensor]:
-            return {name: value * 0 for name, value in super().forward_backward(mini_batch, loss_fn).items()}
+        def forward_backward(self, mini_batch: MiniBatch, loss_fn: object, role: str) -> dict[str, Tensor]:
+            return {name: value * 0 for name, value in super().forward_backward(mini_batch, loss_fn, role).items()}
 
     empty = replace(batch(), micro_batches=(), loss_scale=0.0)
     metrics = step_of(Empty(), needs_whole_step=True).run(empty)
@@ -210,4 +210,4 @@ def test_settings_follow_from_the_config(flags: dict[str, Any], expected: dict[s
     config = Config(**sizes, train_minibatch_size=4, inference_microbatch_size=8, **flags)
     objective = policy_gradient(config)
     whitens = flags.get("algo") == "REINFORCE_PP"
-    assert objective == PolicyGradient(loss_fn=objective.loss_fn, **expected, needs_whole_step=whitens)
+    assert objective == PolicyGradient(loss=objective.losses["policy"], **expected, needs_whole_step=whitens)

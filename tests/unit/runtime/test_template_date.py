@@ -28,12 +28,13 @@ from coati_rl.runtime.prepare import prepare
 from coati_rl.runtime.prepare_generation import prepare_generation
 from coati_rl.runtime.prepare_offline import dataset_settings, prepare_offline
 from coati_rl.runtime.prompts import RewardFacts
-from consumer.backend import Backend, BackendConfig
+from consumer.backend import Backend
 from consumer.parallel.layout_rules import check_layout
 from consumer.parallel.single_process import SingleProcess
 from producer.environments.chat import ChatTemplate
 from producer.environments.compatible.run_limits import RunLimits
 from producer.made_environment import make_environment
+from tests.backends import backend_config
 
 # As Llama 3.2's template begins, and as Granite's.
 DATED = (
@@ -107,9 +108,7 @@ def save(job, data, directory, *, has_date=True):
     """Write a checkpoint of step 1 as a trainer does."""
     config = job.config
     backend = Backend(
-        BackendConfig(
-            model_dir=Path(config.model.model), template_date=config.data.template_date if has_date else None
-        ),
+        backend_config(Path(config.model.model), template_date=config.data.template_date if has_date else None),
         SingleProcess(device=torch.device("cpu")),
     )
     backend.save(directory / "step-1", state={"step": 1, "policy_version": 1, "data": data})

@@ -1,0 +1,57 @@
+"""Say what a trainer's backend is built from: its models by role, its layout and its precision."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from coati_rl.config.optimizer import OptimizerConfig
+from coati_rl.config.training import PluginName
+from coati_rl.protocols import Role
+
+if TYPE_CHECKING:
+    from consumer.models.policy_model import Precision
+    from consumer.models.scalar_head import ScalarHead
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSource:
+    """Say where a model comes from, and whether it is trained."""
+
+    directory: Path  # Hugging Face model, or a checkpoint of ours
+    # Clipping, weight decay and Adam's numbers; its learning rate is given with each step. None: the model is frozen.
+    optimizer: OptimizerConfig | None = None
+    head: "ScalarHead | None" = None  # in place of the LM head
+
+
+def trained(
+    directory: Path, optimizer: OptimizerConfig | None = None, *, head: "ScalarHead | None" = None
+) -> ModelSource:
+    """Return the source of a trained model. `optimizer`: None for the defaults."""
+    return ModelSource(directory=directory, optimizer=optimizer or OptimizerConfig(), head=head)
+
+
+def frozen(directory: Path) -> ModelSource:
+    """Return the source of a model that only scores."""
+    return ModelSource(directory=directory)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackendConfig:
+    """Hold the settings that a training backend is built from."""
+
+    models: Mapping[Role, ModelSource]  # by role; "policy" is trained
+    tokenizer_dir: Path | None = None  # tokenizer to copy into checkpoints; None: the policy's
+    chat_template: str | None = None  # written into checkpoints in place of the tokenizer's
+    template_date: str | None = None  # that the run's chat templates write as today's; kept in checkpoints
+    plugin: PluginName = "hybrid"
+    tp_size: int = 1
+    pp_size: int = 1
+    zero_stage: int = 0
+    precision: "Precision" = "fp32"  # bf16 keeps float32 master weights
+    wire_dtype: torch.dtype = torch.float32  # dtype of exported weights: the inference engines' dtype
+    gradient_checkpointing: bool = False
+    compile_ops: bool | None = None  # see `compiled_ops`; None: on a GPU
+    keep_checkpoints: int | None = None  # None: all

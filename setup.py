@@ -1,10 +1,15 @@
 """Package the five packages and the command-line scripts; exact versions are in requirements/."""
 
+import re
+from pathlib import Path
+
 from setuptools import find_packages, setup
+
+PACKAGE = Path(__file__).with_name("coati_rl").joinpath("__init__.py").read_text(encoding="utf-8")
 
 setup(
     name="coati-rl",
-    version="0.1.0",
+    version=re.findall(r'__version__ = "(.+)"', PACKAGE)[0],
     description="Producer-consumer reinforcement learning of language models on vLLM, ColossalAI and Ray",
     license="Apache-2.0",
     python_requires=">=3.11,<3.13",

@@ -3,4 +3,4 @@
 Nothing here imports an inference or a training engine; Ray is imported in coati_rl/runtime alone.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

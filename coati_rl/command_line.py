@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
+
+from coati_rl import __version__
 
 # Name -> "module:function" of a function from arguments to exit code, and what --help says of it. The modules are above
 # this package in the order of imports, so they are named here and imported when they run.
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(usage() + "\n")
         return 0
     if name == "--version":
-        sys.stdout.write(f"coati-rl {version('coati_rl')}\n")
+        sys.stdout.write(f"coati-rl {__version__}\n")
         return 0
     if name not in COMMANDS:
         sys.stderr.write(f"coati-rl: no command {name!r}; use one of {', '.join(COMMANDS)}\n")

@@ -7,6 +7,7 @@ With --check nothing is written; the exit status is 1 if the page differs from t
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -87,7 +88,9 @@ def offline_lines() -> Iterator[str]:
     yield "\n## Jobs on a dataset\n"
     yield f"Flags of {', '.join(f'`{job.COMMAND}`' for job in OFFLINE.values())}; see [jobs on a dataset](jobs.md).\n"
     yield from table_lines(new)
-    yield f"\nAs above: {', '.join(same)}."
+    yield textwrap.fill(
+        f"\nAs above: {', '.join(same)}.", 160, replace_whitespace=False, break_long_words=False, break_on_hyphens=False
+    )
     for job in OFFLINE.values():
         yield f"\n### {job.COMMAND}\n"
         yield f"{job.SUMMARY}\n"

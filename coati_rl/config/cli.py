@@ -8,13 +8,13 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from coati_rl import __version__
 from coati_rl.config.commands import commands_with
 from coati_rl.config.config import Config
 from coati_rl.config.fields import described, shown, spelling
@@ -77,7 +77,7 @@ def build_parser(group: str | None = None, job: type[JobConfig] = Config) -> arg
         metavar="GROUP",
         help="List flags and exit.",
     )
-    general.add_argument("--version", action="version", version=f"%(prog)s {version('coati_rl')}")
+    general.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     general.add_argument("--config", metavar="FILE.yaml", help="Read fields from YAML; flags override them.")
     general.add_argument("--dry-run", action="store_true", help="Print the resolved plan and exit.")
     return parser

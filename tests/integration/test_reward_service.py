@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coati_rl import __version__
 from tests.integration.reward_service_process import TOKEN, ServiceProcess, own_reward, wait_until
 
 FIVE = {"ground_truth": "5"}
@@ -63,7 +64,7 @@ def test_no_responses_have_no_scores(service: ServiceProcess) -> None:
 def test_health_needs_no_token(service: ServiceProcess) -> None:
     status, headers, reply = service.request("GET", "/health", token=None)
     assert (status, headers["content-type"]) == (200, "application/json")
-    assert reply == {"status": "ok", "reward_type": "boxed", "version": "0.1.0", "num_workers": 1, "queued": 0}
+    assert reply == {"status": "ok", "reward_type": "boxed", "version": __version__, "num_workers": 1, "queued": 0}
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", TOKEN + "x", TOKEN[:-1], TOKEN.upper()])

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from coati_rl import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -27,13 +29,20 @@ def setup_arguments() -> dict[str, Any]:
     return {word.arg or "": word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
 
 
-def test_the_citation_has_what_its_format_requires_and_names_the_version_that_is_packaged() -> None:
-    citation, packaged = read_yaml("CITATION.cff"), setup_arguments()
+def test_the_citation_has_what_its_format_requires_and_names_the_version() -> None:
+    citation = read_yaml("CITATION.cff")
     assert citation.keys() >= {"cff-version", "message", "title", "authors"}  # required by CFF 1.2.0
     assert citation["cff-version"] == "1.2.0"
     assert citation["authors"] == [{"name": "The Coati-RL developers"}]
-    assert (citation["version"], citation["license"]) == (packaged["version"], packaged["license"])
+    assert (citation["version"], citation["license"]) == (__version__, setup_arguments()["license"])
     assert citation["type"] == "software"
+
+
+def test_the_changelog_begins_with_the_version_or_with_what_comes_next() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.findall(r"(?m)^## (\d+\.\d+\.\d+) \(\d{4}-\d\d-\d\d\)$", changelog)
+    assert versions[0] == __version__
+    assert re.findall(r"(?m)^## (?!\d)(.+)$", changelog) in ([], ["Unreleased"])
 
 
 def test_the_hooks_of_ruff_have_the_version_of_the_environment() -> None:

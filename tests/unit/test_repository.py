@@ -9,7 +9,8 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("coati_rl", "producer", "consumer", "rewards")
+PACKAGES = ("coati", "coati_rl", "producer", "consumer", "rewards")
+MAX_COLUMNS = 160  # of the documents, outside of tables, code and pictures
 MAX_LINES = 300
 SOURCE_SUFFIXES = {".py", ".sh"}
 SCRIPTS_WITHOUT_SUFFIX = {"scripts/check", "scripts/check-docs", ".ci/run"}
@@ -58,6 +59,18 @@ def test_every_package_says_in_its_first_line_what_belongs_there(root: str) -> N
     assert packages and all(docs.values()), docs
 
 
+def test_lines_of_documents_are_short() -> None:
+    long = []
+    for path in (path for path in FILES if path.endswith(".md")):
+        is_code = False
+        for number, line in enumerate((ROOT / path).read_text(encoding="utf-8").splitlines(), 1):
+            is_code ^= line.lstrip().startswith("```")
+            is_free = is_code or line.lstrip().startswith(("|", "![", "```"))
+            if len(line) > MAX_COLUMNS and not is_free:
+                long.append(f"{path}:{number}")
+    assert not long, f"break them at {MAX_COLUMNS} columns"
+
+
 def test_no_package_below_tests_shadows_a_real_one() -> None:
     assert [path for path in FILES if path.startswith("tests/") and path.endswith("__init__.py")] == []
 
@@ -94,7 +107,7 @@ def first_not_in_order(imports: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def test_no_module_and_no_package_imports_itself_by_way_of_others() -> None:
-    """Imports for type checkers count, too. Packages are what is right below one of the four, folders and files."""
+    """Imports for type checkers count, too. Packages are what is right below one of these, folders and files."""
     graph = grimp.build_graph(*PACKAGES)
     imports = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
     assert not first_not_in_order(imports), "in circles, or leading to one"

@@ -3,6 +3,7 @@
 import make_other_names
 import pytest
 
+from coati_rl import __version__
 from coati_rl.config.cli import parse, parse_job
 from coati_rl.config.commands import OFFLINE
 from coati_rl.config.other_names import answer_for
@@ -51,4 +52,4 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         parse(["--version"])
     assert end.value.code == 0
-    assert capsys.readouterr().out == "rl_example.py 0.1.0\n"
+    assert capsys.readouterr().out == f"rl_example.py {__version__}\n"

@@ -84,8 +84,8 @@ def run_offline(job, values, *, stop_after=None):
         )
         torch.manual_seed(0)
         trainer.start(StoreLocation(address="127.0.0.1"))
-        trace.models_at_start = set(backends[0]._models)
+        trace.models_at_start = set(backends[0].models)
         trainer.run(coordinator, "namespace")
-        trace.models_at_end = set(backends[0]._models)
+        trace.models_at_end = set(backends[0].models)
     trace.events = coordinator.events(0, timeout_s=0.0)
     return trace

@@ -5,11 +5,12 @@ import os
 
 import pytest
 
+from coati_rl import __version__
 from coati_rl.errors import ConfigError
 from rewards.remote.client import RemoteScorer, check_service, token_from_environment
 from tests.unit.rewards.http_server import Script, ScriptedServer, free_port_url
 
-HEALTH = {"status": "ok", "reward_type": "boxed", "version": "0.1.0", "num_workers": 1, "queued": 0}
+HEALTH = {"status": "ok", "reward_type": "boxed", "version": __version__, "num_workers": 1, "queued": 0}
 
 
 def reply(fields: object) -> Script:

@@ -1,4 +1,4 @@
-"""Format parts of messages: one line of any value, counts, names of producers."""
+"""Format parts of messages: one line of any value or error, counts, names of producers."""
 
 from collections.abc import Iterable
 
@@ -18,3 +18,8 @@ def name_producers(ids: Iterable[int]) -> str:
     """Return "producer 0", "producers 0, 2"."""
     names = [str(producer) for producer in ids]
     return f"producer{'' if len(names) == 1 else 's'} {', '.join(names)}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message that is not empty, or the error's type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

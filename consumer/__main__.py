@@ -18,6 +18,10 @@ from coati_rl.runtime.driver import exit_code_of, plan_or_launch
 from coati_rl.runtime.exit_messages import print_lines
 from coati_rl.runtime.run_dir import probe_outputs
 from coati_rl.runtime.subreaper import run_under_subreaper
+from coati_rl.runtime.trainer_process import Spawned, early_trainers
+from consumer.environment import trainer_environment
+
+_LIBRARIES = ("consumer.actor", "consumer.backend")  # of a trainer's process; they take seconds
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,25 +72,35 @@ def _main(job: type[OfflineConfig], arguments: Sequence[str], scratch: Path) -> 
         config = with_installed(config, functools.partial(print_lines, prog=job.prog()))
         check_offline(config)
         probe_outputs(config)
-        _run(config, is_dry_run, scratch)
+        if is_dry_run:
+            _run(config, (), is_dry_run=True, scratch=scratch)
+            return
+        with early_trainers(config, trainer_environment, scratch, modules=_LIBRARIES) as early:
+            _run(config, early, is_dry_run=False, scratch=scratch)
 
     return exit_code_of(body, scratch, prog=job.prog())
 
 
-def _run(config: OfflineConfig, is_dry_run: bool, scratch: Path) -> None:
+def _run(config: OfflineConfig, early: Sequence[Spawned], *, is_dry_run: bool, scratch: Path) -> None:
     from coati_rl.runtime.prepare_offline import prepare_offline
     from consumer.parallel.layout_rules import check_layout
     from consumer.proofs.model import try_model
 
     prepared = prepare_offline(config, check_layout=check_layout, try_model=try_model, is_dry_run=is_dry_run)
-    plan_or_launch(prepared, _classes, warnings=prepared.warnings, is_dry_run=is_dry_run, scratch=scratch)
+    classes = functools.partial(_classes, early)
+    plan_or_launch(prepared, classes, warnings=prepared.warnings, is_dry_run=is_dry_run, scratch=scratch)
 
 
-def _classes() -> ActorClasses:
-    from coati_rl.runtime.coordinator_actors import DatasetCoordinatorActor
+def _classes(early: Sequence[Spawned]) -> ActorClasses:
+    from coati_rl.runtime.coordinator_actors import DatasetCoordinatorActor, dataset_coordinator
     from consumer.actor import TrainerActor
 
-    return ActorClasses(coordinator=DatasetCoordinatorActor, trainer=TrainerActor)
+    return ActorClasses(
+        coordinator=DatasetCoordinatorActor,
+        make_coordinator=dataset_coordinator,
+        trainer=TrainerActor,
+        early_trainers=early,
+    )
 
 
 if __name__ == "__main__":

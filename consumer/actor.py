@@ -19,9 +19,8 @@ from coati_rl.config.update_rules import slow_seconds
 from coati_rl.errors import EngineError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import TrainerCoordinator
-from coati_rl.runtime.cluster import own_address
-from coati_rl.runtime.heartbeats import Heartbeat, own_heartbeat
-from coati_rl.runtime.process import ActorContext, enter_actor
+from coati_rl.runtime.heartbeats import Heartbeat
+from coati_rl.runtime.process import ActorContext, enter_actor, own_address
 from coati_rl.runtime.run_dir import checkpoint_bytes
 from coati_rl.types import Device
 from consumer.environment import trainer_environment
@@ -128,7 +127,9 @@ class TrainerActor:
 
     def beat(self) -> Heartbeat:
         """Return this process's heartbeat; answered while other threads of this actor work."""
-        return own_heartbeat()
+        from coati_rl.runtime.ray_heartbeats import actor_heartbeat  # imports Ray
+
+        return actor_heartbeat()
 
     @contextmanager
     def _profiler(self) -> Iterator[Any]:

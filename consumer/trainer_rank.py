@@ -17,6 +17,7 @@ from coati_rl.config.sync import SyncConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.data.packing import build_mini_batch, probe_micro_batch
 from coati_rl.protocols import Role
+from coati_rl.runtime.process import own_address
 from coati_rl.samples import RaggedBatch
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
@@ -54,8 +55,6 @@ class TrainerRank:
             return None
         if not cluster.cluster.master_address:
             return private_store_location("127.0.0.1")
-        from coati_rl.runtime.cluster import own_address  # imports Ray
-
         self._listener = open_listener(own_address(cluster))
         address, port = self._listener.getsockname()[:2]
         return StoreLocation(address=address, port=int(port))

@@ -16,8 +16,9 @@ from coati_rl.errors import EngineError
 from coati_rl.observability.phases import PHASES
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
-from coati_rl.runtime.heartbeats import Heartbeat, own_heartbeat
+from coati_rl.runtime.heartbeats import Heartbeat
 from coati_rl.runtime.process import ActorContext, enter_actor
+from coati_rl.runtime.ray_heartbeats import actor_heartbeat
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import CommitResult, Device
@@ -99,7 +100,7 @@ class ProducerActor:
 
     def beat(self) -> Heartbeat:
         """Return this process's heartbeat; answered while other threads of this actor work."""
-        return own_heartbeat()
+        return actor_heartbeat()
 
     def stage_weights(self, manifest: str, rendezvous: str, timeout_s: float) -> tuple[str, ...]:
         """Receive an update beside the serving weights. Returns: one digest per tensor-parallel rank.

@@ -152,6 +152,12 @@ class TrainingConfig(JobConfig):
         return 0
 
     @property
+    def needs_ray(self) -> bool:
+        """Whether the actors are Ray's: trainers that are alone, on this machine, are its child processes."""
+        alone = self.num_producers == 0 and self.reward_models.num_actors == 0
+        return not alone or bool(self.cluster.master_address)
+
+    @property
     def producer_width(self) -> int:
         """Processes of one inference engine."""
         return 1

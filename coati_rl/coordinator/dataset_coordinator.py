@@ -25,6 +25,7 @@ from coati_rl.coordinator.run_status import RunStatus
 from coati_rl.coordinator.step_records import StepRecords
 from coati_rl.data.dataset_source import DatasetSource, evaluation_parts
 from coati_rl.disk import disk_errors
+from coati_rl.observability.running_clock import RunningClock
 from coati_rl.samples import RaggedBatch, Sample
 from coati_rl.work import EvaluateWork, FinishWork, ReferenceWork, SaveWork, TrainWork, Wait, Work, WorkList
 
@@ -83,7 +84,8 @@ class DatasetCoordinator:
         self._evaluated_before = last_evaluated  # of the evaluation that is under way
         self._is_stopped = False
         self._doing = "the trainers are starting"
-        self._changed_at = time.monotonic()
+        self._clock = RunningClock()  # in the driver's own process, which may be stopped
+        self._changed_at = self._clock.read()
 
     # --- trainers --------------------------------------------------------------------------------------------------
 
@@ -148,7 +150,7 @@ class DatasetCoordinator:
     def status(self) -> RunStatus:
         """Return what the run is doing."""
         with self._changed:
-            return RunStatus(idle_s=time.monotonic() - self._changed_at, text=self._doing)
+            return RunStatus(idle_s=self._clock.read() - self._changed_at, text=self._doing)
 
     def stop(self) -> None:
         """Write a checkpoint after the step in progress, and let the trainers end."""
@@ -227,5 +229,5 @@ class DatasetCoordinator:
         self._progressed()
 
     def _progressed(self) -> None:
-        self._changed_at = time.monotonic()
+        self._changed_at = self._clock.read()
         self._changed.notify_all()

@@ -5,7 +5,8 @@ gets a new number and its reservation.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,36 +16,70 @@ import ray
 
 from coati_rl.runtime import remote
 from coati_rl.runtime.actor_classes import ActorClasses
-from coati_rl.runtime.cluster import actor_options, own_namespace
+from coati_rl.runtime.cluster import actor_options, own_namespace, ray_cluster
 from coati_rl.runtime.hangs import HangTimeouts
-from coati_rl.runtime.heartbeats import Heartbeats
 from coati_rl.runtime.node_gpus import check_node_gpus
 from coati_rl.runtime.placement_manager import PlacementManager, Reservation
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.process import ActorContext, device_environment
 from coati_rl.runtime.ray_environment import actor_environment
+from coati_rl.runtime.ray_heartbeats import ray_heartbeats
 from coati_rl.runtime.remote import RemoteCoordinator
 from coati_rl.runtime.run_dir import RunPaths, checkpoint_bytes
+from coati_rl.runtime.slow_phase import repeated
+from coati_rl.runtime.supervisor import START_TIMEOUT_S
 from coati_rl.text import count
 
 logger = logging.getLogger(__name__)
 
+_LOOK_S = 0.5  # between updates of what is waited for
 _REWARD_CALLS = 64  # groups that a reward model is asked for at the same time; further calls wait in Ray
-START_TIMEOUT_S = 600.0  # for an actor to load its engine; a large checkpoint on a shared disk takes minutes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManagedActor:
-    """Hold an actor and the remote call that lasts as long as its work."""
+    """Implement `Member` with an actor of Ray."""
 
     name: str
     handle: Any
-    task: Any  # reference: of `start` while it loads, of `run` afterwards
+    task: Any  # reference of the call
     reservation: Reservation | None = None
+
+    def is_done(self) -> bool:
+        """See `Member`."""
+        return bool(ray.wait([self.task], timeout=0)[0])
+
+    def result(self) -> Any:
+        """See `Member`."""
+        return remote.wait_for(self.task, who=self.name, timeout_s=1.0)
+
+
+@contextmanager
+def in_ray(
+    prepared: PreparedJob,
+    paths: RunPaths,
+    classes: ActorClasses,
+    *,
+    scratch: Path,
+    on_status: Callable[[str], None],
+) -> Iterator["Callable[[], ActorGroup]"]:
+    """Start Ray, or join it, for the time of the block. Yields: the function that creates the actors."""
+    config, plan = prepared.config, prepared.plan
+    with ExitStack() as cluster:
+        with repeated(lambda: on_status("starting: Ray"), every_s=_LOOK_S):
+            cluster.enter_context(
+                ray_cluster(
+                    config,
+                    num_cpus=config.num_producers + config.parallel.num_trainers + config.reward_models.num_actors,
+                    num_gpus=plan.num_devices if plan.device == "cuda" else 0,
+                    scratch=scratch,
+                )
+            )
+        yield lambda: ActorGroup(prepared, paths, classes)
 
 
 class ActorGroup:
-    """Create and hold the actors of a run."""
+    """Create and hold the actors of a run in Ray; implements `Actors` of the supervisor."""
 
     def __init__(
         self,
@@ -69,7 +104,7 @@ class ActorGroup:
         self.producers: dict[int, ManagedActor] = {}
         self.reward_models: list[ManagedActor] = []
         size = checkpoint_bytes(Path(self._config.model.model), prepared.plan.precision)
-        self.heartbeats = Heartbeats(HangTimeouts.of(self._config, checkpoint_bytes=size))
+        self.heartbeats = ray_heartbeats(HangTimeouts.of(self._config, checkpoint_bytes=size))
 
     def start(self, on_status: Callable[[str], None] = lambda text: None) -> None:
         """Create all actors and wait for trainers and reward models; producers may still load their engines.

@@ -3,7 +3,6 @@
 import logging
 import secrets
 import signal
-import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -121,19 +120,6 @@ def _join(master_address: str) -> None:
         ) from error
 
 
-def check_port(port: int) -> None:
-    """Raise ConfigError if another process listens on the trainers' port of this machine, before anything starts."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ConfigError(
-                f"--master_port {port}: trainer 0 cannot listen at 127.0.0.1:{port}: {error.strerror}; "
-                "use --master_port 0 for a free port"
-            ) from error
-
-
 def _new_namespace() -> str:
     """Return a new namespace for this run's actor names: several runs may share a cluster."""
     return f"coati-rl-{secrets.token_hex(4)}"
@@ -142,13 +128,6 @@ def _new_namespace() -> str:
 def own_namespace() -> str:
     """Return the Ray namespace in which the run's actors find each other by name."""
     return str(ray.get_runtime_context().namespace)
-
-
-def own_address(config: TrainingConfig) -> str:
-    """Return the address at which other actors of the run reach this process's node."""
-    if not config.cluster.master_address:
-        return "127.0.0.1"
-    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def actor_options(*, name: str, num_threads: int, environment: dict[str, str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Run a coordinator as a Ray actor, in a separate process on the driver's node."""
+"""Make a run's coordinator: a Ray actor on the driver's node, or of a job on this machine in the driver itself."""
 
 from pathlib import Path
+from typing import Any
 
 from coati_rl.checkpoint.best import best_checkpoint
 from coati_rl.config.thresholds import thresholds
@@ -57,26 +58,37 @@ class DatasetCoordinatorActor(DatasetCoordinator):
 
     def __init__(self, prepared: PreparedDataset, paths: RunPaths, context: ActorContext) -> None:
         enter_actor(context)
-        config, resume = prepared.config, prepared.resume
-        sizes, state = dataset_settings(config, prepared.mixing), resume.data_state if resume else None
-        reference = None
-        if config.precomputes_reference:
-            sets = {TRAIN: prepared.train, **prepared.evaluation}
-            path, model = paths.run_dir / REFERENCE_FILE, str(Path(config.reference_model).resolve())
-            reference = ReferencePass(sets, sizes, path, model=model)
-        super().__init__(
-            DatasetRunSettings(
-                job=config.JOB,
-                num_trainers=config.parallel.num_trainers,
-                trainers_per_dp_rank=sizes.trainers_per_dp_rank,
-                save_interval=sizes.save_interval,
-                eval_interval=config.run.eval_interval if config.run.eval_interval > 0 else None,
-                evaluation_dir=paths.evaluation,
-                best=best_checkpoint(config.run.keep_best, paths.checkpoints, paths.evaluation),
-            ),
-            DatasetSource(prepared.train, sizes, resumed=state),
-            prepared.evaluation,
-            reference=reference,
-            last_evaluated=-1 if state is None else int(state["last_evaluated"]),
-            time_s=0.0 if state is None else float(state["time_s"]),
-        )
+        super().__init__(**_of_dataset(prepared, paths))
+
+
+def dataset_coordinator(prepared: PreparedDataset, paths: RunPaths) -> DatasetCoordinator:
+    """Return the coordinator of a job on a dataset, for the driver's own process."""
+    return DatasetCoordinator(**_of_dataset(prepared, paths))
+
+
+def _of_dataset(prepared: PreparedDataset, paths: RunPaths) -> dict[str, Any]:
+    """Return the arguments of a job's coordinator."""
+    config, resume = prepared.config, prepared.resume
+    sizes, state = dataset_settings(config, prepared.mixing), resume.data_state if resume else None
+    reference = None
+    if config.precomputes_reference:
+        sets = {TRAIN: prepared.train, **prepared.evaluation}
+        path, model = paths.run_dir / REFERENCE_FILE, str(Path(config.reference_model).resolve())
+        reference = ReferencePass(sets, sizes, path, model=model)
+    settings = DatasetRunSettings(
+        job=config.JOB,
+        num_trainers=config.parallel.num_trainers,
+        trainers_per_dp_rank=sizes.trainers_per_dp_rank,
+        save_interval=sizes.save_interval,
+        eval_interval=config.run.eval_interval if config.run.eval_interval > 0 else None,
+        evaluation_dir=paths.evaluation,
+        best=best_checkpoint(config.run.keep_best, paths.checkpoints, paths.evaluation),
+    )
+    return {
+        "settings": settings,
+        "source": DatasetSource(prepared.train, sizes, resumed=state),
+        "evaluation": prepared.evaluation,
+        "reference": reference,
+        "last_evaluated": -1 if state is None else int(state["last_evaluated"]),
+        "time_s": 0.0 if state is None else float(state["time_s"]),
+    }

@@ -73,8 +73,11 @@ def plan_or_launch(
             lines += [prepared.resume.line(), *prepared.resume.changes]
         _print("\n".join(lines))
         return
-    prepare_ray_environment(prepared.config)
-    with slow_phase("starting: Ray and the trainers' libraries are loaded", say):
+    libraries = "the trainers' libraries"
+    if prepared.config.needs_ray:
+        prepare_ray_environment(prepared.config)
+        libraries = f"Ray and {libraries}"
+    with slow_phase(f"starting: {libraries} are loaded", say):
         # Imported here, so that errors on the command line are reported before Ray, vLLM and ColossalAI are loaded.
         from coati_rl.runtime.launch import launch
 

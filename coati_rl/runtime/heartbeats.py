@@ -1,19 +1,19 @@
-"""Request a heartbeat from every actor each second, and end actors that do not answer.
+"""Receive a heartbeat of every actor each second, and end actors that do not answer.
 
 A separate thread of the actor answers: the heartbeat shows that the process runs, and reports the phases of its other
-threads. Only time in which this process ran counts as silence.
+threads. Only time in which this process ran counts as silence. `ray_heartbeats` asks actors of Ray.
 """
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
-import ray
-from ray.exceptions import GetTimeoutError, RayError
 
+from coati_rl.errors import PeerLostError
 from coati_rl.observability.phases import PHASES, Phase
 from coati_rl.observability.running_clock import RunningClock
 from coati_rl.runtime.hangs import HangTimeouts, describe_phases, judge_producer, judge_trainers
@@ -28,17 +28,14 @@ class Heartbeat:
 
     pid: int
     started_at: float  # seconds since the epoch; identifies the process together with the pid
-    node_id: str
+    node_id: str  # Ray's; empty: the driver's node
     phases: tuple[Phase, ...]
 
 
-def own_heartbeat() -> Heartbeat:
-    """Return the heartbeat of the calling actor."""
+def own_heartbeat(node_id: str = "") -> Heartbeat:
+    """Return the heartbeat of the calling process. `node_id`: see `Heartbeat`."""
     return Heartbeat(
-        pid=os.getpid(),
-        started_at=psutil.Process().create_time(),
-        node_id=ray.get_runtime_context().get_node_id(),
-        phases=PHASES.report(),
+        pid=os.getpid(), started_at=psutil.Process().create_time(), node_id=node_id, phases=PHASES.report()
     )
 
 
@@ -50,17 +47,8 @@ class _ActorState:
     beat: Heartbeat | None = None  # the last one received
 
 
-def _ask(handle: Any) -> Any:
-    return handle.beat.remote()
-
-
-def _answer(reference: Any) -> Heartbeat | None:
-    """Return a requested heartbeat, None if it has not arrived. Raises: RayError if the actor is dead."""
-    try:
-        beat: Heartbeat = ray.get(reference, timeout=0)
-    except GetTimeoutError:
-        return None
-    return beat
+def _end_nowhere(beat: Heartbeat) -> Callable[[float], object]:
+    raise AssertionError(f"the process {beat.pid} is on another node")
 
 
 class Heartbeats:
@@ -70,13 +58,28 @@ class Heartbeats:
         self,
         timeouts: HangTimeouts,
         *,
-        ask: Callable[[Any], Any] = _ask,
-        answer: Callable[[Any], Heartbeat | None] = _answer,
+        ask: Callable[[Any], Any],
+        answer: Callable[[Any], Heartbeat | None],
+        here: str = "",
+        end_there: Callable[[Heartbeat], Callable[[float], object]] = _end_nowhere,
         clock: RunningClock | None = None,
     ) -> None:
+        """Store the arguments.
+
+        Args:
+            timeouts: of silence and phases.
+            ask: requests a heartbeat of an actor, by its handle, and returns a reference.
+            answer: returns the heartbeat of a reference, None if it has not arrived; raises PeerLostError if the actor
+                is dead.
+            here: the driver's node.
+            end_there: kills a process of another node; returns a function that waits for that, for so many seconds.
+            clock: measures silence.
+        """
         self._timeouts = timeouts
         self._ask = ask
         self._answer = answer
+        self._here = here
+        self._end_there = end_there
         self._clock = clock or RunningClock()
         self._states: dict[str, _ActorState] = {}
 
@@ -89,7 +92,7 @@ class Heartbeats:
             if state.reference is not None:
                 try:
                     beat = self._answer(state.reference)
-                except RayError:  # it is dead; the supervisor learns it from its task
+                except PeerLostError:  # it is dead; the supervisor learns it from its task
                     beat, state.beat, state.reference = None, None, None
                 if beat is not None:
                     state.beat, state.answered_at, state.reference = beat, now, None
@@ -119,46 +122,41 @@ class Heartbeats:
             f"{name}: {describe_phases(w.beat.phases)}" for name, w in self._states.items() if w.beat is not None
         )
 
-    def end(self, name: str) -> Any:
-        """Kill an actor's process and its children: a stopped process does not act on Ray's request to exit.
+    def end(self, name: str) -> Callable[[float], object] | None:
+        """Kill an actor's process and its children: a stopped process does not act on a request to exit.
 
-        Returns: a reference to wait for, if the process is on another node; None when it is done.
+        Returns: a function that waits for it, if the process is on another node; None when it is done.
         """
         state = self._states.pop(name, None)
         beat = state.beat if state else None
         if beat is None:
             return None
-        if beat.node_id == ray.get_runtime_context().get_node_id():
+        if beat.node_id == self._here:
             end_process(beat.pid, beat.started_at)
             return None
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        there = NodeAffinitySchedulingStrategy(beat.node_id, soft=False)
-        task = ray.remote(end_process).options(num_cpus=0, scheduling_strategy=there)
-        return task.remote(beat.pid, beat.started_at)  # not waited for: the node may be lost
+        return self._end_there(beat)
 
     def end_silent(self) -> None:
         """Kill the actors that do not answer, as the run ends."""
         silent = [name for name, state in self._states.items() if self._silence(state)]
-        references = [reference for name in silent if (reference := self.end(name)) is not None]
-        if references:
-            ray.wait(references, num_returns=len(references), timeout=_END_S)
+        deadline = time.monotonic() + _END_S
+        for wait in [wait for name in silent if (wait := self.end(name)) is not None]:
+            wait(max(0.0, deadline - time.monotonic()))
 
     def _silence(self, state: _ActorState) -> str | None:
         seconds, beat = self._clock.read() - state.answered_at, state.beat
         if beat is None or seconds <= self._timeouts.heartbeat_s:
             return None
-        return f"no sign of life for {seconds:.0f} s{_state(beat)}; it was in '{describe_phases(beat.phases)}'"
+        return f"no sign of life for {seconds:.0f} s{self._state_of(beat)}; it was in '{describe_phases(beat.phases)}'"
 
-
-def _state(beat: Heartbeat) -> str:
-    """Return ", its process ... is stopped" if it is stopped and on this node, else an empty text."""
-    if beat.node_id == ray.get_runtime_context().get_node_id():
-        with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(beat.pid)
-            if process.create_time() == beat.started_at and process.status() == psutil.STATUS_STOPPED:
-                return f", its process {beat.pid} is stopped"
-    return ""
+    def _state_of(self, beat: Heartbeat) -> str:
+        """Return ", its process ... is stopped" if it is stopped and on this node, else an empty text."""
+        if beat.node_id == self._here:
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(beat.pid)
+                if process.create_time() == beat.started_at and process.status() == psutil.STATUS_STOPPED:
+                    return f", its process {beat.pid} is stopped"
+        return ""
 
 
 def end_process(pid: int, started_at: float) -> None:

@@ -1,9 +1,10 @@
-"""Run a prepared configuration: start Ray and the actors, watch them, write records and progress, and end them."""
+"""Run a prepared configuration: start the actors, watch them, write records and progress, and end them."""
 
 import logging
+import socket
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +12,23 @@ from coati_rl.checkpoint.resumed_run import ResumedRun
 from coati_rl.config.thresholds import common_threshold
 from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import disk_errors, disk_problem
-from coati_rl.errors import RunError
+from coati_rl.errors import ConfigError, RunError
 from coati_rl.observability.progress import ProgressDisplay
 from coati_rl.observability.records import evaluation_metrics, events_in
 from coati_rl.observability.sinks import METRICS, JsonlSink, Sink, open_sinks
 from coati_rl.observability.timeline import Timeline
 from coati_rl.observability.trace_file import merged_at_exit
 from coati_rl.runtime.actor_classes import ActorClasses
-from coati_rl.runtime.actor_group import ActorGroup
-from coati_rl.runtime.cluster import check_port, ray_cluster
 from coati_rl.runtime.exit_messages import RunNote, command_here, write_note
 from coati_rl.runtime.interrupts import recorded_interrupts
 from coati_rl.runtime.prepared import PreparedJob
 from coati_rl.runtime.process import LOG_FORMAT
 from coati_rl.runtime.run_dir import RunPaths, checkpoint_bytes, locked, make_run_dir
 from coati_rl.runtime.shared_memory import family, unlink_mapped
-from coati_rl.runtime.slow_phase import repeated
 from coati_rl.runtime.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.5  # between updates of what is waited for
 _END_S = 5.0  # of the grace period: for actors, Ray and files to be closed
 
 
@@ -47,14 +44,12 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
     """
     config, plan = prepared.config, prepared.plan
     if config.cluster.master_port and not config.cluster.master_address:
-        check_port(config.cluster.master_port)
+        _check_port(config.cluster.master_port)
     paths = make_run_dir(
         config, prepared.resume, checkpoint_bytes=checkpoint_bytes(Path(config.model.model), plan.precision)
     )
     write_note(scratch, _note(prepared, paths))
     first_step = prepared.resume.step if prepared.resume else 0
-    num_gpus = plan.num_devices if plan.device == "cuda" else 0
-    num_cpus = config.num_producers + config.parallel.num_trainers + config.reward_models.num_actors
     try:
         with (
             _driver_log(paths.logs / "driver.log") as log,
@@ -63,13 +58,13 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
             merged_at_exit(paths.run_dir),  # after all writers have ended
             closing(Timeline(paths.run_dir / "timeline", "driver")) as timeline,
             _display(prepared) as display,
-            _starting_ray(display, config, num_cpus=num_cpus, num_gpus=num_gpus, scratch=scratch),
+            _place_of(prepared)(prepared, paths, classes, scratch=scratch, on_status=display.show_wait) as make_actors,
         ):
             display.print_line(f"run directory {paths.run_dir}")
             if prepared.resume is not None:
                 display.recall(events_in(paths.run_dir / METRICS, paths.evaluation))
                 _report_resumption(prepared.resume, display)
-            actors = ActorGroup(prepared, paths, classes)
+            actors = make_actors()
             supervisor = Supervisor(
                 actors,
                 lambda event: _record(_with_timeline_event(event, timeline, log), display, sinks, syncs),
@@ -95,15 +90,28 @@ def _display(prepared: PreparedJob) -> ProgressDisplay:
     return ProgressDisplay(prepared.plan.num_steps, first_step=first_step, threshold=common_threshold(prepared.config))
 
 
-@contextmanager
-def _starting_ray(
-    display: ProgressDisplay, config: TrainingConfig, *, num_cpus: int, num_gpus: int, scratch: Path
-) -> Iterator[None]:
-    """Start Ray, or join it, for the time of the block."""
-    with ExitStack() as cluster:
-        with repeated(lambda: display.show_wait("starting: Ray"), every_s=_LOOK_S):
-            cluster.enter_context(ray_cluster(config, num_cpus=num_cpus, num_gpus=num_gpus, scratch=scratch))
-        yield
+def _place_of(prepared: PreparedJob) -> Callable[..., AbstractContextManager[Callable[[], Any]]]:
+    """Return what provides a place for the actors and yields the function that creates them there."""
+    if prepared.config.needs_ray:
+        from coati_rl.runtime.actor_group import in_ray  # imports Ray
+
+        return in_ray
+    from coati_rl.runtime.local_actors import on_this_machine
+
+    return on_this_machine
+
+
+def _check_port(port: int) -> None:
+    """Raise ConfigError if another process listens on the trainers' port of this machine, before anything starts."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(
+                f"--master_port {port}: trainer 0 cannot listen at 127.0.0.1:{port}: {error.strerror}; "
+                "use --master_port 0 for a free port"
+            ) from error
 
 
 def _report_data_ended(config: TrainingConfig, display: ProgressDisplay) -> None:

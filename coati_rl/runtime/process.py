@@ -1,13 +1,13 @@
 """Set up an actor process: pin it to cores, open its log file, and end it with its parent."""
 
-import ctypes
 import logging
 import os
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from coati_rl.config.training import TrainingConfig
+from coati_rl.processes.ending import end_with_parent
 from coati_rl.runtime.nvml import cores_by_gpu, share_of_near_cores
 from coati_rl.types import Device
 
@@ -15,8 +15,6 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # What glibc is told where tensors are on a CPU. They come and go with every operation, and fresh memory costs a page
 # fault per 4 KiB: huge pages, of 2 MiB, are asked for where the system leaves that to programs.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,12 +53,21 @@ def device_environment(device: Device, precision: str) -> dict[str, str]:
     return {"TRITON_F32_DEFAULT": "ieee"} if precision == "fp32" else {}
 
 
+def own_address(config: TrainingConfig) -> str:
+    """Return the address at which other actors of the run reach this process's node."""
+    if not config.cluster.master_address:
+        return "127.0.0.1"
+    import ray
+
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
 def enter_actor(context: ActorContext) -> None:
     """Pin this process, redirect its output to its log file, and have it end with its parent."""
     cores = sorted(os.sched_getaffinity(0))
     near = share_of_near_cores(own_gpus(), cores_by_gpu(), cores) if context.device == "cuda" else []
     os.sched_setaffinity(0, near or assigned_cores(context.slot, context.num_slots, cores))
-    die_with_parent()
+    end_with_parent()
     context.log_dir.mkdir(parents=True, exist_ok=True)
     log = os.open(context.log_dir / f"{context.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
@@ -69,11 +76,3 @@ def enter_actor(context: ActorContext) -> None:
     os.dup2(log, 2)
     os.close(log)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends, whatever ended it (Linux)."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the call
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -15,6 +15,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from coati_rl.coordinator.run_status import RunStatus
 from coati_rl.data.packed_group import PackedGroup
 from coati_rl.errors import CoatiError, PeerLostError, RunError
+from coati_rl.text import first_line
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import CommitResult
@@ -61,11 +62,6 @@ def _get(reference: "ray.ObjectRef[Any]", timeout_s: float, meanwhile: Callable[
         meanwhile()
         left_s -= _SLICE_S
     return ray.get(reference, timeout=left_s)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of a message that is not empty, or the error's type."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _death_message(error: RayActorError) -> str:

@@ -9,7 +9,6 @@ and at once on the second. If the driver was killed, the subreaper prints how to
 the documented codes.
 """
 
-import ctypes
 import os
 import shutil
 import signal
@@ -21,12 +20,11 @@ from pathlib import Path
 
 import psutil
 
+from coati_rl.processes.ending import adopt_orphans, end_with_parent
 from coati_rl.runtime.exit_messages import PROG, discard_output, print_lines, read_note
 from coati_rl.runtime.interrupts import ending_signals, handle_first, interrupt
 from coati_rl.runtime.shared_memory import family, unlink_mapped
 
-_PR_SET_PDEATHSIG = 1  # prctl(2)
-_PR_SET_CHILD_SUBREAPER = 36
 _REAP_S = 10.0  # for killed processes to be reaped
 _REPEATED_S = 0.5  # a second signal within this is a duplicate: `timeout` and a closing terminal send it twice
 _FAILED, _INTERRUPTED = 1, 130  # exit codes
@@ -42,14 +40,13 @@ def run_under_subreaper(main: Callable[[Path], int], *, prog: str = PROG) -> int
         after a signal, 1 if something else killed it.
     """
     scratch = Path(tempfile.mkdtemp(prefix="coati-"))
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     ending = ending_signals()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*ending, signal.SIGCHLD})
-    driver = os.fork()
+    parent, driver = os.getpid(), os.fork()
     if driver == 0:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        end_with_parent(parent, signal.SIGTERM)
         os.environ["TMPDIR"] = tempfile.tempdir = str(scratch)  # removed with the run
         handle_first(ending, interrupt)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

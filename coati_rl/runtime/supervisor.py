@@ -9,16 +9,13 @@ A dead or hung producer is replaced; a dead or hung trainer, reward model or coo
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
-
-import ray
+from typing import Any, Protocol
 
 from coati_rl.errors import CollectiveError, PeerLostError, RunError
-from coati_rl.runtime.actor_group import START_TIMEOUT_S, ActorGroup, ManagedActor
-from coati_rl.runtime.remote import first_line, wait_for
-from coati_rl.text import count
+from coati_rl.runtime.heartbeats import Heartbeats
+from coati_rl.text import count, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +23,70 @@ EVENT_WAIT_S = 0.25
 CAUSE_WAIT_S = 3.0  # for the other trainers, when one has failed
 FLUSH_S = 60.0  # for rollouts and evaluations to be written, when the trainers are done
 KEEP_S = 5.0  # for the same, when the run has failed or was interrupted
+START_TIMEOUT_S = 600.0  # for an actor to load its engine; a large checkpoint on a shared disk takes minutes
+_LOOK_S = 0.05  # between looks at trainers that end
 MAX_REPLACEMENTS = 3  # per configured producer, without an optimizer step in between
+
+
+class Member(Protocol):
+    """An actor, and the call that lasts as long as its work: `start` while it loads, `run` afterwards."""
+
+    @property
+    def name(self) -> str:
+        """Return its name, such as trainer-0."""
+
+    @property
+    def handle(self) -> Any:
+        """Return what its heartbeat is asked by."""
+
+    def is_done(self) -> bool:
+        """Return True if the call has ended, whatever ended it."""
+
+    def result(self) -> Any:
+        """Return what the call has returned. Raises: RunError if it has failed."""
+
+
+class Actors(Protocol):
+    """Hold the actors of a run; see `actor_group` (Ray's) and `local_actors` (processes of this machine)."""
+
+    @property
+    def coordinator(self) -> Any:
+        """Return the run's coordinator."""
+
+    @property
+    def heartbeats(self) -> Heartbeats:
+        """Return the heartbeats of all members."""
+
+    @property
+    def trainers(self) -> Mapping[int, Member]:
+        """Return the trainers by rank."""
+
+    @property
+    def producers(self) -> Mapping[int, Member]:
+        """Return the producers that work, by number."""
+
+    @property
+    def starting(self) -> Mapping[int, Member]:
+        """Return the producers that load their engine, by number."""
+
+    @property
+    def reward_models(self) -> Sequence[Member]:
+        """Return the copies of reward models."""
+
+    def members(self) -> Sequence[Member]:
+        """Return all actors but the coordinator."""
+
+    def add_producer(self) -> int:
+        """Start a producer under a new number, without waiting for it. Returns: the number."""
+
+    def admit_producer(self, producer_id: int) -> None:
+        """Start the work of a producer whose engine is loaded."""
+
+    def drop_producer(self, producer_id: int, cause: str) -> None:
+        """End a producer, dead, hung or alive, and issue its prompts again."""
+
+    def dead_raylets(self) -> list[str]:
+        """Return the addresses of nodes whose raylet is dead."""
 
 
 class Supervisor:
@@ -34,7 +94,7 @@ class Supervisor:
 
     def __init__(
         self,
-        actors: ActorGroup,
+        actors: Actors,
         on_event: Callable[[dict[str, Any]], None],
         *,
         num_producers: int,
@@ -120,7 +180,7 @@ class Supervisor:
                 self._replace(event["producer"], event["cause"])
 
     def _pass_on_events(self) -> list[dict[str, Any]]:
-        events = self._actors.coordinator.events(self._num_seen, timeout_s=EVENT_WAIT_S)
+        events: list[dict[str, Any]] = self._actors.coordinator.events(self._num_seen, timeout_s=EVENT_WAIT_S)
         self._num_seen += len(events)
         for event in events:
             self._on_event(event)
@@ -137,16 +197,15 @@ class Supervisor:
 
     def _trainers_ends(self, *, timeout_s: float) -> tuple[list[RunError], bool]:
         """Return the errors of failed trainers, and whether some still run."""
-        references = [member.task for member in self._actors.trainers.values()]
-        done, running = ray.wait(references, num_returns=len(references), timeout=timeout_s)
+        deadline, running = time.monotonic() + timeout_s, list(self._actors.trainers.values())
         errors: list[RunError] = []
-        for member in self._actors.trainers.values():
-            if member.task in done:
-                try:
-                    wait_for(member.task, who=member.name, timeout_s=1.0)
-                except RunError as error:
-                    errors.append(error)
-        return errors, bool(running)
+        while True:
+            done = [member for member in running if member.is_done()]
+            running = [member for member in running if member not in done]
+            errors += [error for member in done if (error := _error(member)) is not None]
+            if not running or time.monotonic() >= deadline:
+                return errors, bool(running)
+            time.sleep(_LOOK_S)
 
     def _admit_started(self) -> None:
         for producer_id, member in list(self._actors.starting.items()):
@@ -154,7 +213,7 @@ class Supervisor:
             cause = _failure(member)
             if cause is not None:
                 self._replace(producer_id, cause)
-            elif _is_done(member):
+            elif member.is_done():
                 self._actors.admit_producer(producer_id)
             elif time.monotonic() - begin > START_TIMEOUT_S:
                 self._replace(producer_id, f"not ready after {START_TIMEOUT_S:g} s")
@@ -168,7 +227,7 @@ class Supervisor:
     def _find_hung(self) -> None:
         heartbeats = self._actors.heartbeats
         heartbeats.poll({member.name: member.handle for member in self._actors.members()})
-        at_work = [member.name for member in self._actors.trainers.values() if not _is_done(member)]
+        at_work = [member.name for member in self._actors.trainers.values() if not member.is_done()]
         if problem := heartbeats.trainers_problem(at_work):
             raise RunError(problem)
         for producer_id, member in [*self._actors.producers.items(), *self._actors.starting.items()]:
@@ -199,16 +258,16 @@ def _error_rank(error: RunError) -> int:
     return 1 if isinstance(error, PeerLostError) else 0
 
 
-def _is_done(member: ManagedActor) -> bool:
-    return bool(ray.wait([member.task], timeout=0)[0])
-
-
-def _failure(member: ManagedActor) -> str | None:
-    """Return why an actor's call failed, None if it still runs or succeeded."""
-    if not _is_done(member):
-        return None
+def _error(member: Member) -> RunError | None:
+    """Return the error of a call that has ended, None if it has succeeded."""
     try:
-        wait_for(member.task, who=member.name, timeout_s=1.0)
+        member.result()
     except RunError as error:
-        return first_line(error)
+        return error
     return None
+
+
+def _failure(member: Member) -> str | None:
+    """Return why an actor's call failed, None if it still runs or succeeded."""
+    error = _error(member) if member.is_done() else None
+    return None if error is None else first_line(error)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from coati_rl.config import Config
 from coati_rl.protocols import Role, TrainerCoordinator
+from coati_rl.runtime.process import own_address
 from consumer.backend_config import ModelSource, frozen, trained
 from consumer.jobs.job import Trainer
 from consumer.objectives.policy_gradient import policy_gradient
@@ -35,8 +36,7 @@ def train_loop(
     config: Config, trainer: Trainer, backend: "Backend", coordinator: TrainerCoordinator
 ) -> Iterator[TrainLoop]:
     """Provide a trainer's loop, and what it publishes weights with."""
-    from coati_rl.runtime.cluster import own_address  # imports Ray
-    from coati_rl.runtime.remote import RemoteProducer
+    from coati_rl.runtime.remote import RemoteProducer  # imports Ray
     from consumer.logprob_mismatch import make_mismatch_meter
     from consumer.weight_sync.rank_role import publishing
 

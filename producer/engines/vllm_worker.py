@@ -4,23 +4,20 @@ In: JSON, by collective_rpc from the engine thread. Out: plain values. All names
 shared with vLLM. The weights are received through the transport's own group, into memory beside the model.
 """
 
-import ctypes
 import logging
 import os
-import signal
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from coati_rl.errors import TransferError, TransferTimeoutError
 from coati_rl.model_files.values import HEAD
+from coati_rl.processes.ending import end_with_parent
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from producer.engines.staging import StagingArea
 from producer.engines.vllm_sampler import draw_ahead
 
 StagingState = Literal["receiving", "staged", "failed", "timed out"]
-
-_PR_SET_PDEATHSIG = 1
 
 
 class StagingWorkerExtension:
@@ -46,9 +43,7 @@ class StagingWorkerExtension:
         if self.device.type == "cpu":
             draw_ahead(self.model_runner.sampler.topk_topp_sampler)
         if os.getpid() != engine_pid:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != engine_pid:  # it ended before prctl
-                os._exit(1)
+            end_with_parent(engine_pid)
         return os.getpid()
 
     def coati_start_staging(self, manifest: str, rendezvous: str, timeout_s: float, shared: str | None) -> None:

@@ -11,7 +11,6 @@ lines {"call": "reset" | "step" | "truncated" | "close", "argument": ...} and wr
 """
 
 import asyncio
-import ctypes
 import gc
 import inspect
 import json
@@ -29,7 +28,7 @@ from typing import Any, NoReturn
 import psutil
 
 from coati_rl.errors import ConfigError
-from coati_rl.text import shorten
+from coati_rl.processes.ending import adopt_orphans, end_with_parent
 from producer.environments.compatible.run_limits import RunLimits
 from producer.environments.episode import Action, Episode, EpisodeFailure, EpisodeTask
 from producer.environments.episode_host import failure_of
@@ -39,8 +38,6 @@ from producer.environments.returned_steps import as_rewards, as_start, as_step
 BODY = "from producer.environments.episode_process import main; main()"
 CLASS_VARIABLE = "COATI_EPISODE_CLASS"  # [FILE.py:CLASS, its arguments by name, the run's limits or null], as JSON
 _COLLECT_S = 0.01  # between two looks at killed processes that have not ended
-_PR_SET_PDEATHSIG = 1  # prctl(2)
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
@@ -50,8 +47,8 @@ def main() -> None:
     limits = limits_given and RunLimits(**limits_given)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _die_with_parent(int(sys.argv[2]))
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what an episode's processes leave behind comes here
+    end_with_parent(int(sys.argv[2]))
+    adopt_orphans()  # what an episode's processes leave behind comes here
     control = socket.socket(fileno=int(sys.argv[1]))
     factory: Callable[[], Episode] | None = None
     if sys.argv[3] == "import":
@@ -137,8 +134,8 @@ class _Server:
         try:
             self._control.close()
             os.setpgid(0, 0)
-            _die_with_parent(parent_pid)
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # daemons that it starts stay below it
+            end_with_parent(parent_pid)
+            adopt_orphans()  # daemons that it starts stay below it
             serve_episode(self._make_episode, sock)
             exit_code = 0
         except BaseException:  # a fork must not return into the loop of `serve`
@@ -203,11 +200,3 @@ def _kill(pid: int) -> None:
     for process in descendants:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent's thread ends (Linux)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it ended before the call above, so no signal will be sent
-        sys.stderr.write(shorten("the producer has ended") + "\n")
-        os._exit(1)

@@ -18,8 +18,9 @@ import torch
 
 from coati_rl.config import Config
 from coati_rl.errors import PeerLostError
-from coati_rl.runtime.heartbeats import Heartbeat, own_heartbeat
+from coati_rl.runtime.heartbeats import Heartbeat
 from coati_rl.runtime.process import ActorContext, enter_actor
+from coati_rl.runtime.ray_heartbeats import actor_heartbeat
 from coati_rl.text import shorten
 from coati_rl.types import Device
 from rewards.model.judgement import Conversation, Judgement
@@ -60,7 +61,7 @@ class RewardModelActor:
     @ray.method(concurrency_group="heartbeat")
     def beat(self) -> Heartbeat:
         """Return this process's heartbeat; answered while requests wait in all other threads."""
-        return own_heartbeat()
+        return actor_heartbeat()
 
 
 class RemoteModel:

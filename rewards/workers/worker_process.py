@@ -16,7 +16,6 @@ the peak is found afterwards (sympy continues after a failed allocation, and mig
 worker ends, because its memory may not be released.
 """
 
-import ctypes
 import gc
 import json
 import os
@@ -33,6 +32,7 @@ from itertools import islice
 from typing import NoReturn
 
 from coati_rl.errors import ConfigError
+from coati_rl.processes.ending import end_with_parent
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.text import shorten
 from coati_rl.types import Problem, Score
@@ -42,7 +42,6 @@ from rewards.reward import Reward, invalid_score, only_computes, warm_up
 BODY = "from rewards.workers.worker_process import main; main()"
 SPEC_VARIABLE = "COATI_REWARD_SPEC"
 _COLLECT_INTERVAL_S = 0.01  # poll interval while killed workers have not ended
-_PR_SET_PDEATHSIG = 1
 MIB = 1 << 20
 MAX_PEAK_BYTES = 128 * MIB  # resident memory that a worker may add; ordinary answers add 12 MiB in total
 _MAX_ADDRESS_SPACE_BYTES = 512 * MIB  # address space that a worker may add
@@ -57,7 +56,7 @@ def main() -> None:
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, the kernel would reap workers
-    _die_with_parent(parent_pid)
+    end_with_parent(parent_pid)
     control = socket.socket(fileno=descriptor)
     reward: Reward | None = None
     if sys.argv[3] == "make":
@@ -132,7 +131,7 @@ class _Workers:
         try:
             self._control.close()
             os.setpgid(0, 0)  # child processes of a reward are killed with its worker
-            _die_with_parent(parent_pid)
+            end_with_parent(parent_pid)
             _serve(self._make, sock)
             exit_code = 0
         except BaseException:  # noqa: BLE001 - a fork must not return into the loop of `serve`
@@ -208,14 +207,6 @@ def _make_warm(spec: RewardSpec) -> Reward:
     reward = make_reward(spec)
     warm_up(reward)
     return reward
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    """Let the kernel kill this process when its parent ends (Linux)."""
-    if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError("prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent_pid:  # it ended before the call above, so no signal will be sent
-        os._exit(1)
 
 
 def _describe(error: Exception) -> str:

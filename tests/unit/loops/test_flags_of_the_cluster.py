@@ -21,7 +21,7 @@ from coati_rl.coordinator.settings import coordinator_settings
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.observability.phases import Phase
 from coati_rl.observability.sinks import open_sinks
-from coati_rl.runtime import actor_group, cluster, launch
+from coati_rl.runtime import actor_group, cluster, launch, process
 from coati_rl.runtime.actor_classes import ActorClasses
 from coati_rl.runtime.exit_messages import read_note
 from coati_rl.runtime.hangs import HangTimeouts
@@ -58,7 +58,7 @@ def test_master_address__joins_a_cluster_instead_of_starting_one(ray_calls, star
     joined = config_with(master_address="10.0.0.1")
     for config in (config_with(), joined, config_with(master_address="10.0.0.1:7000")):
         start_ray(config)
-    assert cluster.own_address(joined) == "10.0.0.9", "each actor is reached at its own node's address"
+    assert process.own_address(joined) == "10.0.0.9", "each actor is reached at its own node's address"
     assert [call["address"] for call in ray_calls] == ["local", "10.0.0.1:6379", "10.0.0.1:7000"]
 
 
@@ -225,10 +225,8 @@ def launch_interrupted(monkeypatch, prepare_with, tmp_path):
                 deadlines.append(round(deadline - self.at, 3))
                 raise RunError("trainer-0 died")
 
-        monkeypatch.setattr(launch, "ray_cluster", lambda config, **_: nullcontext("127.0.0.1"))
-        monkeypatch.setattr(
-            launch, "ActorGroup", lambda *_, **__: SimpleNamespace(start=lambda on_status: None, end=lambda: None)
-        )
+        actors = SimpleNamespace(start=lambda on_status: None, end=lambda: None)
+        monkeypatch.setattr(actor_group, "in_ray", lambda *_, **__: nullcontext(lambda: actors))
         monkeypatch.setattr(launch, "Supervisor", Interrupted)
         with pytest.raises(KeyboardInterrupt) as interrupt:
             launch.launch(prepare_with(**fields), CLASSES, scratch=tmp_path)
@@ -266,8 +264,7 @@ def test_stall_timeout_s__is_the_supervisors_patience(monkeypatch, prepare_with,
         seen.update(options)
         raise Ended
 
-    monkeypatch.setattr(launch, "ray_cluster", lambda config, **_: nullcontext("127.0.0.1"))
-    monkeypatch.setattr(launch, "ActorGroup", lambda *_, **__: None)
+    monkeypatch.setattr(actor_group, "in_ray", lambda *_, **__: nullcontext(lambda: None))
     monkeypatch.setattr(launch, "Supervisor", supervisor)
     with pytest.raises(Ended):
         launch.launch(prepare_with(stall_timeout_s=seconds), CLASSES, scratch=tmp_path)

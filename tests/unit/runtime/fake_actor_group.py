@@ -1,7 +1,30 @@
 """Stand in for `ActorGroup` without Ray: what its actors do is given beforehand."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from coati_rl.coordinator.run_status import RunStatus
-from coati_rl.runtime.actor_group import ManagedActor
+
+
+@dataclass(frozen=True)
+class FakeMember:
+    """Its call ends when `ends` says so, and then returns 2 or raises `error`."""
+
+    name: str
+    ends: Callable[[], bool] = lambda: False
+    error: Exception | None = None
+
+    @property
+    def handle(self):
+        return self.name
+
+    def is_done(self):
+        return self.ends()
+
+    def result(self):
+        if self.error is not None:
+            raise self.error
+        return 2
 
 
 class FakeHeartbeats:
@@ -24,14 +47,19 @@ class FakeHeartbeats:
 
 
 class FakeActorGroup:
-    """One trainer; events as they are after each look."""
+    """One trainer, which ends with the look `done_after` at whether it has; events as they are after each look."""
 
-    def __init__(self, *looks):
+    def __init__(self, *looks, done_after=2, error=None):
         self.looks, self.happened = list(looks), []
         self.coordinator = self
-        self.trainers = {0: ManagedActor(name="trainer-0", handle=None, task="task")}
+        self.trainers = {0: FakeMember("trainer-0", ends=self.trainer_ends, error=error)}
+        self.num_looks, self.done_after = 0, done_after
         self.starting, self.producers, self.reward_models = {}, {}, []
-        self.is_done, self.heartbeats, self.raylets_lost = False, FakeHeartbeats(), []
+        self.heartbeats, self.raylets_lost = FakeHeartbeats(), []
+
+    def trainer_ends(self):
+        self.num_looks += 1
+        return self.num_looks >= self.done_after
 
     def members(self):
         return [*self.trainers.values(), *self.starting.values(), *self.producers.values(), *self.reward_models]

@@ -8,9 +8,10 @@ import psutil
 import pytest
 from ray.exceptions import RayActorError
 
+from coati_rl.errors import PeerLostError
 from coati_rl.observability.phases import Phase
 from coati_rl.observability.running_clock import RunningClock
-from coati_rl.runtime import heartbeats as heartbeats_module
+from coati_rl.runtime import ray_heartbeats
 from coati_rl.runtime.hangs import HangTimeouts
 from coati_rl.runtime.heartbeats import Heartbeat, Heartbeats, end_process
 
@@ -25,7 +26,14 @@ class Actors:
         self.now = 0.0
         self.silent, self.dead, self.phases = set(), set(), ()
         self.num_asked = 0
-        self.heartbeats = Heartbeats(PATIENCE, ask=self.ask, answer=self.answer, clock=RunningClock(lambda: self.now))
+        self.heartbeats = Heartbeats(
+            PATIENCE,
+            ask=self.ask,
+            answer=self.answer,
+            here="elsewhere",
+            end_there=ray_heartbeats._end_there,
+            clock=RunningClock(lambda: self.now),
+        )
 
     def ask(self, handle):
         self.num_asked += 1
@@ -33,7 +41,7 @@ class Actors:
 
     def answer(self, reference):
         if reference in self.dead:
-            raise RayActorError
+            raise PeerLostError(reference)
         beat = Heartbeat(pid=-1, started_at=0.0, node_id=NODE, phases=self.phases)
         return None if reference in self.silent else beat
 
@@ -44,9 +52,7 @@ class Actors:
 
 
 @pytest.fixture
-def actors(monkeypatch):
-    here = type("Context", (), {"get_node_id": lambda self: "elsewhere"})()
-    monkeypatch.setattr(heartbeats_module.ray, "get_runtime_context", lambda: here)
+def actors():
     actors = Actors()
     actors.run(5)
     return actors
@@ -128,8 +134,8 @@ def test_a_silent_process_of_another_node_is_ended_there_when_the_run_ends(actor
             calls.append((self.strategy.node_id, process))
             return "reference"
 
-    monkeypatch.setattr(heartbeats_module.ray, "remote", lambda function: function is end_process and Task())
-    monkeypatch.setattr(heartbeats_module.ray, "wait", lambda references, **options: waits.append(references))
+    monkeypatch.setattr(ray_heartbeats.ray, "remote", lambda function: function is end_process and Task())
+    monkeypatch.setattr(ray_heartbeats.ray, "wait", lambda references, **options: waits.append(references))
     actors.heartbeats.end_silent()
     assert calls == []
     actors.silent = {"trainer-0"}
@@ -137,6 +143,15 @@ def test_a_silent_process_of_another_node_is_ended_there_when_the_run_ends(actor
     actors.heartbeats.end_silent()
     assert calls == [(NODE, (-1, 0.0))], "the node and the process of trainer-0"
     assert waits == [["reference"]]
+
+
+def test_rays_word_that_an_actor_is_dead_is_a_lost_peer(monkeypatch):
+    def get(reference, *, timeout):
+        raise RayActorError
+
+    monkeypatch.setattr(ray_heartbeats.ray, "get", get)
+    with pytest.raises(PeerLostError):
+        ray_heartbeats._answer("reference")
 
 
 @pytest.fixture

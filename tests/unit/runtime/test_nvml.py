@@ -59,7 +59,7 @@ def test_an_actor_is_pinned_near_its_gpu_and_by_its_place_where_that_is_unknown(
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: pinned.extend(cores))
     monkeypatch.setattr(process, "cores_by_gpu", lambda: [frozenset({0, 1})] * 2 + [frozenset({3})])
-    monkeypatch.setattr(process, "die_with_parent", lambda: (_ for _ in ()).throw(KeyboardInterrupt))  # the rest
+    monkeypatch.setattr(process, "end_with_parent", lambda: (_ for _ in ()).throw(KeyboardInterrupt))  # the rest
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:

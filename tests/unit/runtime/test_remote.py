@@ -8,7 +8,8 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, ObjectLostError, Ray
 
 from coati_rl.errors import ConfigError, EngineError, PeerLostError, RunError, TransferTimeoutError
 from coati_rl.runtime import remote
-from coati_rl.runtime.remote import RemoteCoordinator, RemoteProducer, first_line, wait_for
+from coati_rl.runtime.remote import RemoteCoordinator, RemoteProducer, wait_for
+from coati_rl.text import first_line
 from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 

@@ -4,23 +4,16 @@ import pytest
 
 from coati_rl.errors import RunError
 from coati_rl.runtime import supervisor
-from coati_rl.runtime.actor_group import ManagedActor
 from coati_rl.runtime.supervisor import Supervisor
-from tests.unit.runtime.fake_actor_group import FakeActorGroup
+from tests.unit.runtime.fake_actor_group import FakeActorGroup, FakeMember
 
 
-@pytest.fixture
-def watch(monkeypatch):
-    """(actors) -> the events and the texts that the driver saw; the trainer ends after four looks."""
-
-    def run(actors):
-        looks, events, texts = iter(range(100)), [], []
-        monkeypatch.setattr(supervisor.ray, "wait", lambda refs, **_: (refs, []) if next(looks) >= 3 else ([], refs))
-        monkeypatch.setattr(supervisor, "wait_for", lambda *_, **__: 2)
-        Supervisor(actors, events.append, num_producers=1, stall_timeout_s=60.0, on_status=texts.append).run()
-        return events, texts
-
-    return run
+def watch(actors):
+    """Return the events and the texts that the driver saw."""
+    events, texts = [], []
+    actors.done_after = 4
+    Supervisor(actors, events.append, num_producers=1, stall_timeout_s=60.0, on_status=texts.append).run()
+    return events, texts
 
 
 class SlowDisk(FakeActorGroup):
@@ -31,11 +24,11 @@ class SlowDisk(FakeActorGroup):
         self.happened.append({"event": "evaluation", "step": 2})
 
 
-def test_a_run_is_over_when_its_records_are_written(watch):
+def test_a_run_is_over_when_its_records_are_written():
     assert watch(SlowDisk([{"event": "step", "step": 1}]))[0][-1] == {"event": "evaluation", "step": 2}
 
 
-def test_what_the_disk_refuses_at_the_end_is_the_cause(watch):
+def test_what_the_disk_refuses_at_the_end_is_the_cause():
     actors = FakeActorGroup()
 
     def flush(*, timeout_s):
@@ -46,7 +39,7 @@ def test_what_the_disk_refuses_at_the_end_is_the_cause(watch):
         watch(actors)
 
 
-def test_what_the_run_waits_for_is_passed_on_with_every_look(watch):
+def test_what_the_run_waits_for_is_passed_on_with_every_look():
     _, texts = watch(FakeActorGroup())
     assert len(texts) >= 2 and set(texts) == {"waiting for rollouts"}
 
@@ -65,10 +58,10 @@ def test_a_run_that_failed_keeps_the_records_that_can_be_kept(problem):
     assert asked == [supervisor.KEEP_S]
 
 
-def test_producers_that_load_their_engine_are_counted(watch, monkeypatch):
+def test_producers_that_load_their_engine_are_counted(monkeypatch):
     actors = FakeActorGroup()
-    actors.starting = {1: ManagedActor(name="producer-1", handle=None, task="start")}
-    actors.producers = {0: ManagedActor(name="producer-0", handle=None, task="run")}
+    actors.starting = {1: FakeMember("producer-1")}
+    actors.producers = {0: FakeMember("producer-0")}
     monkeypatch.setattr(supervisor.Supervisor, "_admit_started", lambda self: None)
     monkeypatch.setattr(supervisor.Supervisor, "_replace_dead", lambda self: None)
     _, texts = watch(actors)

@@ -1,0 +1,1 @@
+"""Start processes of this machine, end them with their parent, and let them call it."""

@@ -1,0 +1,82 @@
+"""Let processes of this machine call objects of another one, over a socket in a private directory.
+
+Each thread of a caller has a connection and each connection a thread, so that a call may wait. What is sent is pickled:
+both ends hold a key, without which nothing is read.
+"""
+
+import json
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any
+
+
+class CallServer:
+    """Answer calls on background threads."""
+
+    def __init__(self, objects: Mapping[str, tuple[object, Sequence[str]]], directory: Path) -> None:
+        """Listen in a directory that no other user may enter.
+
+        Args:
+            objects: by name, each with the names of the methods that may be called, from any thread.
+            directory: for the socket.
+        """
+        self._methods = {
+            (name, method): getattr(target, method) for name, (target, methods) in objects.items() for method in methods
+        }
+        address, key = str(directory / "calls"), secrets.token_bytes(32)
+        self._listener = Listener(address, family="AF_UNIX", backlog=64, authkey=key)
+        self.invitation = json.dumps({"address": address, "key": key.hex()})  # one line, for the callers alone
+        self._is_closed = False
+        threading.Thread(target=self._accept, name="calls", daemon=True).start()
+
+    def close(self) -> None:
+        """Take no further connections, and remove the socket."""
+        self._is_closed = True
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            with suppress(OSError, EOFError, AuthenticationError):  # of a caller that is gone, or of none of ours
+                connection = self._listener.accept()
+                threading.Thread(target=self._answer, args=(connection,), name="call", daemon=True).start()
+
+    def _answer(self, connection: "Connection[Any, Any]") -> None:
+        with connection, suppress(OSError, EOFError):  # the caller has ended
+            while True:
+                name, method, arguments, options = connection.recv()
+                try:
+                    answer = (True, self._methods[name, method](*arguments, **options))
+                except Exception as error:  # noqa: BLE001  raised where it was called
+                    answer = (False, error)
+                connection.send(answer)
+
+
+class Caller:
+    """Call an object of a `CallServer` by its methods' names, from any thread."""
+
+    def __init__(self, invitation: str, name: str) -> None:
+        """Connect with the first call. `name`: of the object."""
+        self._invited, self._name = json.loads(invitation), name
+        self._own = threading.local()  # the connection of each thread
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        """Return a method, which raises what the object's raises; OSError or EOFError if its process has ended."""
+        if method.startswith("__"):
+            raise AttributeError(method)
+        return lambda *arguments, **options: self._call(method, arguments, options)
+
+    def _call(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if not hasattr(self._own, "connection"):
+            self._own.connection = Client(
+                self._invited["address"], family="AF_UNIX", authkey=bytes.fromhex(self._invited["key"])
+            )
+        self._own.connection.send((self._name, method, arguments, options))
+        has_succeeded, answer = self._own.connection.recv()
+        if not has_succeeded:
+            raise answer
+        return answer

@@ -24,7 +24,7 @@ class Counter:
         return self.number
 
     def wait(self) -> bool:
-        return self.may_go.wait(30.0)
+        return self.may_go.wait(5.0)
 
     def fail(self, kind: str) -> None:
         raise RunError("the disk is full") if kind == "ours" else ValueError("a number is wrong")
@@ -65,9 +65,10 @@ def test_what_is_not_offered_cannot_be_called(served) -> None:
 def test_a_call_that_waits_holds_up_no_other_thread(served) -> None:
     counter, server = served
     caller, results = Caller(server.invitation, "counter"), []
+    assert caller.add(1) == 1
     waiting = threading.Thread(target=lambda: results.append(caller.wait()))
     waiting.start()
-    assert caller.add(1) == 1 and results == []
+    assert caller.add(1) == 2 and results == []
     counter.may_go.set()
     waiting.join(30.0)
     assert results == [True]

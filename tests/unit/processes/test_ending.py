@@ -20,7 +20,7 @@ import os, signal, sys, time
 from coati_rl.processes.ending import end_with_parent
 {before}
 end_with_parent(int(sys.argv[1]), signal.{name})
-print("ready", flush=True)
+{after}
 time.sleep(600)
 """
 
@@ -58,7 +58,7 @@ def parent():
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 def test_a_process_ends_with_its_parent_whatever_ended_that(parent, name: str) -> None:
-    process, pid = parent(CHILD.format(before="", name=name))
+    process, pid = parent(CHILD.format(before="", name=name, after="print('ready', flush=True)"))
     assert not is_gone(pid)
     process.kill()
     wait_until(lambda: is_gone(pid))
@@ -66,7 +66,7 @@ def test_a_process_ends_with_its_parent_whatever_ended_that(parent, name: str) -
 
 def test_one_whose_parent_had_ended_before_ends_at_once(parent) -> None:
     late = "print('waits', flush=True); time.sleep(0.1)\nwhile os.getppid() == int(sys.argv[1]): time.sleep(0.02)"
-    process, pid = parent(CHILD.format(before=late, name="SIGKILL"))
+    process, pid = parent(CHILD.format(before=late, name="SIGKILL", after=""))
     process.kill()
     wait_until(lambda: is_gone(pid))
 

@@ -17,13 +17,14 @@ class Counter:
 
     def __init__(self) -> None:
         self.number = 0
-        self.may_go = threading.Event()
+        self.is_waiting, self.may_go = threading.Event(), threading.Event()
 
     def add(self, number: int, *, times: int = 1) -> int:
         self.number += number * times
         return self.number
 
     def wait(self) -> bool:
+        self.is_waiting.set()
         return self.may_go.wait(5.0)
 
     def fail(self, kind: str) -> None:
@@ -68,6 +69,7 @@ def test_a_call_that_waits_holds_up_no_other_thread(served) -> None:
     assert caller.add(1) == 1
     waiting = threading.Thread(target=lambda: results.append(caller.wait()))
     waiting.start()
+    assert counter.is_waiting.wait(30.0)
     assert caller.add(1) == 2 and results == []
     counter.may_go.set()
     waiting.join(30.0)

@@ -30,7 +30,7 @@ def is_gone(pid: int) -> bool:
 
 
 def wait_until(is_true) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 10
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.02)

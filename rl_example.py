@@ -14,11 +14,11 @@ from coati_rl.config import Config
 from coati_rl.config.cli import parse
 from coati_rl.config.installed import with_installed
 from coati_rl.config.rules import check
-from coati_rl.runtime.actor_classes import ActorClasses
-from coati_rl.runtime.driver import exit_code_of, plan_or_launch
-from coati_rl.runtime.exit_messages import print_lines
-from coati_rl.runtime.run_dir import probe_outputs
-from coati_rl.runtime.subreaper import run_under_subreaper
+from coati_rl.driver.command import exit_code_of, plan_or_launch
+from coati_rl.processes.actor_classes import ActorClasses
+from coati_rl.processes.exit_messages import print_lines
+from coati_rl.processes.run_dir import probe_outputs
+from coati_rl.processes.subreaper import run_under_subreaper
 
 
 def main(argv: Sequence[str], scratch: Path) -> int:
@@ -35,8 +35,8 @@ def main(argv: Sequence[str], scratch: Path) -> int:
 
 
 def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
-    from coati_rl.runtime.prepare import prepare
-    from coati_rl.runtime.prompts import RewardFacts
+    from coati_rl.preflight.prepare import prepare
+    from coati_rl.preflight.prompts import RewardFacts
     from consumer.parallel.layout_rules import check_layout
     from consumer.proofs.model import try_model
     from producer.engines.decoding_trial import check_decoding
@@ -69,7 +69,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
     warnings = (*prepared.warnings, *ground_truth_warnings(config, datasets))
 
     def classes() -> ActorClasses:
-        from coati_rl.runtime.coordinator_actors import CoordinatorActor
+        from coati_rl.driver.coordinator_actors import CoordinatorActor
         from consumer.actor import TrainerActor
         from producer.actor import ProducerActor
 

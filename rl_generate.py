@@ -21,13 +21,13 @@ from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.generate_rules import check_generate
 from coati_rl.config.installed import with_installed
 from coati_rl.errors import CoatiError, ConfigError
-from coati_rl.runtime.exit_messages import print_lines
-from coati_rl.runtime.slow_phase import slow_phase
-from coati_rl.runtime.subreaper import run_under_subreaper
+from coati_rl.processes.exit_messages import print_lines
+from coati_rl.processes.slow_phase import slow_phase
+from coati_rl.processes.subreaper import run_under_subreaper
 
 if TYPE_CHECKING:
+    from coati_rl.preflight.prepare_generation import PreparedGeneration
     from coati_rl.protocols import GroupScorer
-    from coati_rl.runtime.prepare_generation import PreparedGeneration
     from coati_rl.types import Device
     from producer.batch.output import BatchOutput
 
@@ -59,8 +59,8 @@ def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before torch is imported
     has_gpu = config.engine.device != "cpu" and any(Path("/dev").glob("nvidia[0-9]*"))
     _set_environment("cuda" if has_gpu else "cpu", config)  # before transformers is imported
-    from coati_rl.runtime.prepare_generation import prepare_generation
-    from coati_rl.runtime.prompts import RewardFacts
+    from coati_rl.preflight.prepare_generation import prepare_generation
+    from coati_rl.preflight.prompts import RewardFacts
     from producer.batch.output import BatchOutput, earlier_settings
     from producer.batch.unscored import Unscored
     from producer.engines.decoding_trial import check_decoding

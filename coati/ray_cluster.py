@@ -15,7 +15,7 @@ from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
 from coati_rl.members import Members
-from coati_rl.runtime.ray_environment import prepare_ray_environment
+from coati_rl.processes.ray_environment import prepare_ray_environment
 from coati_rl.types import Device
 from consumer.environment import trainer_environment
 from consumer.trainer_rank import TrainerRank

@@ -8,7 +8,7 @@ import numpy as np
 from coati_rl.algorithms.advantage import group_advantages
 from coati_rl.build import load_estimator
 from coati_rl.data.row_formats import read_forms
-from coati_rl.runtime.offline_rows import SourceForms, make_samples
+from coati_rl.preflight.offline_rows import SourceForms, make_samples
 from coati_rl.samples import Sample
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_jobs import DpoJobConfig, KtoJobConfig, PrmJobConfig, RmJobConfig, SftJobConfig
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
-from coati_rl.runtime.resources import checked_model_config, load_tokenizer, resolve_model
-from coati_rl.runtime.sample_rows import with_sample_rows
+from coati_rl.preflight.resources import checked_model_config, load_tokenizer, resolve_model
+from coati_rl.preflight.sample_rows import with_sample_rows
 from coati_rl.types import Device
 
 logger = logging.getLogger(__name__)

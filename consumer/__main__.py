@@ -13,12 +13,12 @@ from coati_rl.config.commands import OFFLINE
 from coati_rl.config.installed import with_installed
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_rules import check_offline
-from coati_rl.runtime.actor_classes import ActorClasses
-from coati_rl.runtime.driver import exit_code_of, plan_or_launch
-from coati_rl.runtime.exit_messages import print_lines
-from coati_rl.runtime.run_dir import probe_outputs
-from coati_rl.runtime.subreaper import run_under_subreaper
-from coati_rl.runtime.trainer_process import Spawned, early_trainers
+from coati_rl.driver.command import exit_code_of, plan_or_launch
+from coati_rl.processes.actor_classes import ActorClasses
+from coati_rl.processes.exit_messages import print_lines
+from coati_rl.processes.run_dir import probe_outputs
+from coati_rl.processes.subreaper import run_under_subreaper
+from coati_rl.processes.trainer_process import Spawned, early_trainers
 from consumer.environment import trainer_environment
 
 _LIBRARIES = ("consumer.actor", "consumer.backend")  # of a trainer's process; they take seconds
@@ -82,7 +82,7 @@ def _main(job: type[OfflineConfig], arguments: Sequence[str], scratch: Path) -> 
 
 
 def _run(config: OfflineConfig, early: Sequence[Spawned], *, is_dry_run: bool, scratch: Path) -> None:
-    from coati_rl.runtime.prepare_offline import prepare_offline
+    from coati_rl.preflight.prepare_offline import prepare_offline
     from consumer.parallel.layout_rules import check_layout
     from consumer.proofs.model import try_model
 
@@ -92,7 +92,7 @@ def _run(config: OfflineConfig, early: Sequence[Spawned], *, is_dry_run: bool, s
 
 
 def _classes(early: Sequence[Spawned]) -> ActorClasses:
-    from coati_rl.runtime.coordinator_actors import DatasetCoordinatorActor, dataset_coordinator
+    from coati_rl.driver.coordinator_actors import DatasetCoordinatorActor, dataset_coordinator
     from consumer.actor import TrainerActor
 
     return ActorClasses(

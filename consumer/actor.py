@@ -18,10 +18,11 @@ from coati_rl.config.training import TrainingConfig
 from coati_rl.config.update_rules import slow_seconds
 from coati_rl.errors import EngineError
 from coati_rl.observability.timeline import Timeline
+from coati_rl.processes.actor_process import ActorContext, enter_actor
+from coati_rl.processes.heartbeats import Heartbeat
+from coati_rl.processes.run_dir import checkpoint_bytes
 from coati_rl.protocols import TrainerCoordinator
-from coati_rl.runtime.heartbeats import Heartbeat
-from coati_rl.runtime.process import ActorContext, enter_actor, own_address
-from coati_rl.runtime.run_dir import checkpoint_bytes
+from coati_rl.runtime.address import own_address
 from coati_rl.types import Device
 from consumer.environment import trainer_environment
 from consumer.jobs import offline, rl

@@ -1,7 +1,7 @@
 """Define the environment variables of a trainer's process, which libraries read when it starts."""
 
 from coati_rl.config.training import TrainingConfig
-from coati_rl.runtime.process import HUGE_PAGES
+from coati_rl.processes.actor_process import HUGE_PAGES
 from coati_rl.types import Device
 
 # Bytes from which glibc maps an allocation by itself, so that it goes back to the system when it is freed.

@@ -17,7 +17,7 @@ from coati_rl.config.sync import SyncConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.data.packing import build_mini_batch, probe_micro_batch
 from coati_rl.protocols import Role
-from coati_rl.runtime.process import own_address
+from coati_rl.runtime.address import own_address
 from coati_rl.samples import RaggedBatch
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous

@@ -12,8 +12,8 @@ from coati_rl.config.cli import parse_job
 from coati_rl.config.installed import with_installed
 from coati_rl.config.serve import ServeConfig
 from coati_rl.errors import CoatiError, ConfigError
-from coati_rl.runtime.exit_messages import print_lines
-from coati_rl.runtime.subreaper import run_under_subreaper
+from coati_rl.processes.exit_messages import print_lines
+from coati_rl.processes.subreaper import run_under_subreaper
 
 _PROG = ServeConfig.prog()
 

@@ -15,9 +15,9 @@ from coati_rl.coordinator.membership import UNSYNCED
 from coati_rl.errors import EngineError
 from coati_rl.observability.phases import PHASES
 from coati_rl.observability.timeline import Timeline
+from coati_rl.processes.actor_process import ActorContext, enter_actor
+from coati_rl.processes.heartbeats import Heartbeat
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
-from coati_rl.runtime.heartbeats import Heartbeat
-from coati_rl.runtime.process import ActorContext, enter_actor
 from coati_rl.runtime.ray_heartbeats import actor_heartbeat
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from coati_rl.config import Config
 from coati_rl.errors import ConfigError
+from coati_rl.preflight.prompts import EnvironmentFacts
+from coati_rl.preflight.resources import load_tokenizer
 from coati_rl.reward_spec import ENVIRONMENT_REWARD, parse_reward_type
-from coati_rl.runtime.prompts import EnvironmentFacts
-from coati_rl.runtime.resources import load_tokenizer
 from producer.environments.chat import ChatTemplate, TemplateError, check_template
 from producer.environments.compatible.run_limits import RunLimits
 from producer.environments.environment import Environment

@@ -23,8 +23,8 @@ from fastapi import FastAPI, Request
 from coati_rl.config.engine_rules import backend_problems, check_engine_device
 from coati_rl.config.serve import ServeConfig
 from coati_rl.errors import ConfigError
+from coati_rl.processes.slow_phase import slow_phase
 from coati_rl.protocols import GenerationEngine
-from coati_rl.runtime.slow_phase import slow_phase
 from coati_rl.types import Device, SamplingParams
 from producer.engines.vllm_arguments import check_engine_args, check_quantization
 from producer.environments.chat import ChatTemplate
@@ -55,8 +55,8 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
         raise ConfigError("--model: which model is served? coati-rl serve MODEL")
     key = _api_key(config)
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before torch is imported
-    from coati_rl.runtime.prepare_generation import engine_device
-    from coati_rl.runtime.resources import checked_model_config, load_tokenizer, resolve_model
+    from coati_rl.preflight.prepare_generation import engine_device
+    from coati_rl.preflight.resources import checked_model_config, load_tokenizer, resolve_model
 
     engine = config.engine
     if engine.producer_tensor_parallel_size > 1 and engine.backend != "vllm":

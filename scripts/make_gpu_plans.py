@@ -30,9 +30,9 @@ from coati_rl.memory.layouts import PLAIN, layout_flags
 from coati_rl.memory.nearest import Change
 from coati_rl.memory.run_memory import Machine
 from coati_rl.memory.trainer import Parts
-from coati_rl.runtime.job_memory import job_check, run_check
-from coati_rl.runtime.layout_choice import with_job_choices, with_run_choices
-from coati_rl.runtime.memory_check import MemoryCheck
+from coati_rl.preflight.job_memory import job_check, run_check
+from coati_rl.preflight.layout_choice import with_job_choices, with_run_choices
+from coati_rl.preflight.memory_check import MemoryCheck
 from consumer.parallel.layout_rules import check_layout
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"

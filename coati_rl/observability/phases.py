@@ -1,7 +1,7 @@
 """Record the current phase of each thread of this process, its duration so far, and durations of earlier ones.
 
 A phase is a piece of work with an end, such as an optimizer step; phases nest. The driver requests `PHASES.report()`
-each second and compares a phase with its own median: see `coati_rl.runtime.hangs`. Only time in which this process ran
+each second and compares a phase with its own median: see `processes.hangs`. Only time in which this process ran
 counts, as its clock is read with each report.
 """
 

@@ -94,7 +94,7 @@ class Timeline:
 
     def span(self, name: str, **args: Any) -> Span:
         """Begin a span of this thread, nested in its open ones. It is a phase, too: one that takes too long ends the
-        run, or its producer (`coati_rl.runtime.hangs`).
+        run, or its producer (`coati_rl.processes.hangs`).
         """
         span = Span(self, name, self._track_of_thread(), args)
         span.phase = PHASES.begin(name, item=args.get("item"), step=args.get("step"))

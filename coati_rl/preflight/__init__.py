@@ -1,1 +1,1 @@
-"""Try what a run depends on before anything starts; nothing here imports Ray."""
+"""Read, check and plan a job before anything starts: its data, models, memory, layout and places."""

@@ -1,1 +1,1 @@
-"""Start processes of this machine, end them with their parent, and let them call it."""
+"""Start the processes of a run, and give them environment, cores, log, calls, heartbeats, interrupts and an end."""

@@ -14,20 +14,19 @@ from typing import Any
 
 import ray
 
+from coati_rl.preflight.prepared import PreparedJob
+from coati_rl.processes.actor_classes import START_TIMEOUT_S, ActorClasses
+from coati_rl.processes.actor_process import ActorContext, device_environment
+from coati_rl.processes.hangs import HangTimeouts
+from coati_rl.processes.ray_environment import actor_environment
+from coati_rl.processes.run_dir import RunPaths, checkpoint_bytes
+from coati_rl.processes.slow_phase import repeated
 from coati_rl.runtime import remote
-from coati_rl.runtime.actor_classes import ActorClasses
 from coati_rl.runtime.cluster import actor_options, own_namespace, ray_cluster
-from coati_rl.runtime.hangs import HangTimeouts
 from coati_rl.runtime.node_gpus import check_node_gpus
 from coati_rl.runtime.placement_manager import PlacementManager, Reservation
-from coati_rl.runtime.prepared import PreparedJob
-from coati_rl.runtime.process import ActorContext, device_environment
-from coati_rl.runtime.ray_environment import actor_environment
 from coati_rl.runtime.ray_heartbeats import ray_heartbeats
 from coati_rl.runtime.remote import RemoteCoordinator
-from coati_rl.runtime.run_dir import RunPaths, checkpoint_bytes
-from coati_rl.runtime.slow_phase import repeated
-from coati_rl.runtime.supervisor import START_TIMEOUT_S
 from coati_rl.text import count
 
 logger = logging.getLogger(__name__)

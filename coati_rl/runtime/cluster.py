@@ -15,8 +15,8 @@ from ray.exceptions import AuthenticationError
 
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError, RunError
-from coati_rl.runtime.interrupts import blocked_in_children, ending_signals
-from coati_rl.runtime.ray_environment import actor_environment
+from coati_rl.processes.interrupts import blocked_in_children, ending_signals
+from coati_rl.processes.ray_environment import actor_environment
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from typing import Any
 import ray
 
 from coati_rl.members import Arguments
+from coati_rl.processes.actor_process import ActorContext, device_environment, enter_actor
 from coati_rl.runtime.cluster import actor_options
 from coati_rl.runtime.placement_manager import Reservation
-from coati_rl.runtime.process import ActorContext, device_environment, enter_actor
 from coati_rl.runtime.remote import wait_for
 from coati_rl.types import Device
 

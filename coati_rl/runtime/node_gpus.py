@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from coati_rl.errors import ConfigError
 from coati_rl.memory.forecast import gib
-from coati_rl.runtime.nvml import open_gpus
+from coati_rl.processes.nvml import open_gpus
 
 logger = logging.getLogger(__name__)
 

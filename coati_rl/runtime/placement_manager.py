@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError, RunError
-from coati_rl.runtime.placement import ActorResources, Node, NodeAssignment, Request, assign_nodes, explain
+from coati_rl.preflight.placement import ActorResources, Node, NodeAssignment, Request, assign_nodes, explain
 from coati_rl.types import Device
 
 logger = logging.getLogger(__name__)

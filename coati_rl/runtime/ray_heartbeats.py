@@ -7,8 +7,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from coati_rl.errors import PeerLostError
-from coati_rl.runtime.hangs import HangTimeouts
-from coati_rl.runtime.heartbeats import Heartbeat, Heartbeats, end_process, own_heartbeat
+from coati_rl.processes.hangs import HangTimeouts
+from coati_rl.processes.heartbeats import Heartbeat, Heartbeats, end_process, own_heartbeat
 
 
 def ray_heartbeats(timeouts: HangTimeouts) -> Heartbeats:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_jobs import DpoJobConfig, KtoJobConfig, PrmJobConfig, RmJobConfig, SftJobConfig
 from coati_rl.data.reward_samples import label_token_ids, padding_token_id
+from coati_rl.preflight.resources import load_tokenizer
 from coati_rl.protocols import Role
-from coati_rl.runtime.resources import load_tokenizer
 from coati_rl.work import EvaluateWork, ReferenceWork
 from consumer.backend_config import ModelSource, frozen, trained
 from consumer.evaluation import Evaluator, score_samples

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from coati_rl.config import Config
 from coati_rl.protocols import Role, TrainerCoordinator
-from coati_rl.runtime.process import own_address
+from coati_rl.runtime.address import own_address
 from consumer.backend_config import ModelSource, frozen, trained
 from consumer.jobs.job import Trainer
 from consumer.objectives.policy_gradient import policy_gradient

@@ -1,6 +1,6 @@
 """Define the environment variables of an engine's process, which libraries read when they are imported."""
 
-from coati_rl.runtime.process import HUGE_PAGES
+from coati_rl.processes.actor_process import HUGE_PAGES
 from coati_rl.types import Device
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from coati_rl.errors import EngineError, TransferError, TransferTimeoutError
-from coati_rl.runtime.shared_memory import unlink_mapped
+from coati_rl.processes.shared_memory import unlink_mapped
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.transport.staging_memory import SharedFile

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from coati_rl.config import Config
 from coati_rl.data.ground_truth import ANSWER_KEYS
+from coati_rl.preflight.resources import load_tokenizer
 from coati_rl.reward_spec import ENVIRONMENT_REWARD
-from coati_rl.runtime.resources import load_tokenizer
 from producer.environments.chat import ChatTemplate
 from producer.gateway.agent_environment import AgentCommand, AgentEnvironment
 from producer.gateway.conversations import Language, tool_format_or_none

@@ -18,8 +18,8 @@ import torch
 
 from coati_rl.config import Config
 from coati_rl.errors import PeerLostError
-from coati_rl.runtime.heartbeats import Heartbeat
-from coati_rl.runtime.process import ActorContext, enter_actor
+from coati_rl.processes.actor_process import ActorContext, enter_actor
+from coati_rl.processes.heartbeats import Heartbeat
 from coati_rl.runtime.ray_heartbeats import actor_heartbeat
 from coati_rl.text import shorten
 from coati_rl.types import Device

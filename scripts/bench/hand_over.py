@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from coati_rl.runtime.ray_environment import actor_environment
+from coati_rl.processes.ray_environment import actor_environment
 
 os.environ.update(actor_environment())  # as a run's; before anything imports Ray
 

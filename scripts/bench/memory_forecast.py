@@ -34,7 +34,7 @@ from coati_rl.memory.activations import MicroBatchSize
 from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.trainer import Parts, TrainerLayout, trainer_parts
 from coati_rl.model_files.quiet import no_progress_bars
-from coati_rl.runtime.resources import read_model_config
+from coati_rl.preflight.resources import read_model_config
 from consumer.backend import make_backend
 from consumer.backend_config import BackendConfig, trained
 from consumer.environment import memory_environment

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import rl_example
 from coati_rl.config.cli import parse
-from coati_rl.runtime.ray_environment import prepare_ray_environment
-from coati_rl.runtime.subreaper import run_under_subreaper
+from coati_rl.processes.ray_environment import prepare_ray_environment
+from coati_rl.processes.subreaper import run_under_subreaper
 
 
 def main(argv: list[str], scratch: Path) -> int:

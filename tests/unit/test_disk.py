@@ -11,7 +11,7 @@ import pytest
 from coati_rl.config.cli import parse
 from coati_rl.disk import check_free_space, disk_errors, disk_problem
 from coati_rl.errors import ConfigError, RunError
-from coati_rl.runtime.run_dir import probe_outputs
+from coati_rl.processes.run_dir import probe_outputs
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = """

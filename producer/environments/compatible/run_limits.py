@@ -24,7 +24,7 @@ class RunLimits:
 
 @functools.cache
 def _tokenizer(model: str, chat_template: str | None, template_date: str | None, needs_chat_template: bool) -> Any:
-    from coati_rl.runtime.resources import load_tokenizer  # takes its time, and most episodes need none
+    from coati_rl.preflight.resources import load_tokenizer  # takes its time, and most episodes need none
 
     return load_tokenizer(
         Path(model),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from bench.weight_sync import nccl_environment
 
-from coati_rl.runtime.process import device_environment
+from coati_rl.processes.actor_process import device_environment
 from coati_rl.types import GenerationRequest, GenerationResult, TokenChunk
 
 METHODS = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coati_rl.config import Config
-from coati_rl.runtime.process import HUGE_PAGES
+from coati_rl.processes.actor_process import HUGE_PAGES
 from consumer.environment import START_THRESHOLD, memory_environment, trainer_environment
 
 # Frees a large block, upon which glibc lays smaller ones into its heap by default; then every second one of 200.

@@ -10,7 +10,7 @@ from coati_rl.config.cli import build_config
 from coati_rl.data.dataset import load_rows, make_prompts
 from coati_rl.data.tasks import RowTasks, Task
 from coati_rl.errors import ConfigError
-from coati_rl.runtime.prompts import RewardFacts, load_run_rows
+from coati_rl.preflight.prompts import RewardFacts, load_run_rows
 
 ASKED = {"messages": {"role": "user", "content": "1+1?"}, "gt_answer": "2"}
 

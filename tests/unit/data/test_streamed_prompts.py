@@ -13,7 +13,7 @@ from coati_rl.data.prompt_source import DatasetPrompts
 from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.data.streamed_rows import StreamedRows
 from coati_rl.errors import ConfigError, RunError
-from coati_rl.runtime.prompts import RewardFacts, load_run_rows, make_run_prompts, make_source
+from coati_rl.preflight.prompts import RewardFacts, load_run_rows, make_run_prompts, make_source
 from rewards.registry import columns_of, default_system_prompt, needs_ground_truth
 
 FACTS = RewardFacts(

@@ -11,8 +11,8 @@ from coati_rl.config.offline_jobs import DpoJobConfig, SftJobConfig
 from coati_rl.data.dataset_source import DatasetSource
 from coati_rl.data.streamed_samples import StreamedSamples
 from coati_rl.errors import ConfigError, RunError
-from coati_rl.runtime.offline_rows import TRAIN_FLAG, load_forms, make_samples, needs_chat_template
-from coati_rl.runtime.prepare_offline import dataset_settings
+from coati_rl.preflight.offline_rows import TRAIN_FLAG, load_forms, make_samples, needs_chat_template
+from coati_rl.preflight.prepare_offline import dataset_settings
 
 SIZES = {"train_batch_size": 4, "train_microbatch_size": 2, "max_epochs": 2, "max_length": 60, "seed": 3}
 

@@ -8,9 +8,9 @@ import pytest
 
 from coati_rl.config.cli import build_config
 from coati_rl.config.rules import check
+from coati_rl.preflight.prepare import prepare
+from coati_rl.preflight.prompts import RewardFacts
 from coati_rl.runtime import cluster
-from coati_rl.runtime.prepare import prepare
-from coati_rl.runtime.prompts import RewardFacts
 from consumer.parallel.layout_rules import check_layout
 from consumer.proofs.model import try_model
 from rewards.registry import default_system_prompt, needs_ground_truth

@@ -18,12 +18,12 @@ import producer.actor
 from coati_rl.config.cli import build_config
 from coati_rl.config.reward import reward_spec
 from coati_rl.config.rules import check
+from coati_rl.driver import coordinator_actors
 from coati_rl.errors import RunError
-from coati_rl.runtime import coordinator_actors
-from coati_rl.runtime.prepare import Prepared, prepare
-from coati_rl.runtime.process import ActorContext
-from coati_rl.runtime.prompts import RewardFacts
-from coati_rl.runtime.run_dir import RunPaths, make_run_dir
+from coati_rl.preflight.prepare import Prepared, prepare
+from coati_rl.preflight.prompts import RewardFacts
+from coati_rl.processes.actor_process import ActorContext
+from coati_rl.processes.run_dir import RunPaths, make_run_dir
 from coati_rl.types import Lease, Problem, RolloutGroup, Score
 from coati_rl.work import Wait, Work
 from consumer.backend import Backend

@@ -11,10 +11,10 @@ import consumer.actor
 from coati_rl.config.cli import build_job
 from coati_rl.config.commands import OFFLINE
 from coati_rl.config.offline_rules import check_offline
-from coati_rl.runtime import coordinator_actors
-from coati_rl.runtime.prepare_offline import prepare_offline
-from coati_rl.runtime.process import ActorContext
-from coati_rl.runtime.run_dir import make_run_dir
+from coati_rl.driver import coordinator_actors
+from coati_rl.preflight.prepare_offline import prepare_offline
+from coati_rl.processes.actor_process import ActorContext
+from coati_rl.processes.run_dir import make_run_dir
 from consumer.backend import Backend
 from consumer.parallel.layout_rules import check_layout
 from consumer.parallel.process_group import StoreLocation

@@ -6,7 +6,7 @@ The part of a test's name before two underscores is the field (see test_flags.py
 import pytest
 
 import producer.actor
-from coati_rl.runtime.process import ActorContext
+from coati_rl.processes.actor_process import ActorContext
 from producer.actor import ProducerActor
 
 

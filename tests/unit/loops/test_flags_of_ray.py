@@ -12,8 +12,8 @@ import pytest
 
 import consumer.actor
 from coati_rl.errors import ConfigError, RunError
-from coati_rl.runtime import cluster, process
-from coati_rl.runtime.process import ActorContext
+from coati_rl.processes.actor_process import ActorContext
+from coati_rl.runtime import address, cluster
 from consumer.parallel.process_group import StoreLocation
 
 
@@ -24,7 +24,7 @@ def test_ray_dir__is_where_ray_puts_its_sockets_and_logs_below_a_directory_that_
     with tempfile.TemporaryDirectory(prefix="coati-", dir="/tmp") as scratch:
         sizes = {"num_cpus": 2, "num_gpus": 0, "scratch": Path(scratch)}
         with cluster.ray_cluster(config_with(ray_dir=str(ray_dir)), **sizes):
-            assert process.own_address(config_with()) == "127.0.0.1"
+            assert address.own_address(config_with()) == "127.0.0.1"
         session = Path(ray_calls[0]["_temp_dir"]).resolve()
     (own,) = ray_dir.iterdir()
     assert session == own / "ray"

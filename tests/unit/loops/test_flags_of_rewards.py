@@ -12,8 +12,8 @@ import coati_rl.sandbox
 import rewards.remote.client
 from coati_rl.config.cli import build_config
 from coati_rl.config.rules import check
+from coati_rl.preflight.placement import Request
 from coati_rl.reward_spec import RewardActors
-from coati_rl.runtime.placement import Request
 from coati_rl.types import Problem
 from rewards.registry import make_reward
 from rewards.remote.client import RemoteScorer

@@ -18,16 +18,17 @@ import producer.actor
 from coati_rl.config.cli import build_config
 from coati_rl.config.plan import resolve_precision
 from coati_rl.coordinator.settings import coordinator_settings
+from coati_rl.driver import launch
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.observability.phases import Phase
 from coati_rl.observability.sinks import open_sinks
-from coati_rl.runtime import actor_group, cluster, launch, process
-from coati_rl.runtime.actor_classes import ActorClasses
-from coati_rl.runtime.exit_messages import read_note
-from coati_rl.runtime.hangs import HangTimeouts
-from coati_rl.runtime.interrupts import ending_signals
-from coati_rl.runtime.process import ActorContext
-from coati_rl.runtime.run_dir import make_run_dir
+from coati_rl.processes.actor_classes import ActorClasses
+from coati_rl.processes.actor_process import ActorContext
+from coati_rl.processes.exit_messages import read_note
+from coati_rl.processes.hangs import HangTimeouts
+from coati_rl.processes.interrupts import ending_signals
+from coati_rl.processes.run_dir import make_run_dir
+from coati_rl.runtime import actor_group, address, cluster
 from coati_rl.transport.wire import WeightSender
 from consumer.parallel.process_group import StoreLocation
 from consumer.weight_sync.publisher import WeightPublisher
@@ -58,7 +59,7 @@ def test_master_address__joins_a_cluster_instead_of_starting_one(ray_calls, star
     joined = config_with(master_address="10.0.0.1")
     for config in (config_with(), joined, config_with(master_address="10.0.0.1:7000")):
         start_ray(config)
-    assert process.own_address(joined) == "10.0.0.9", "each actor is reached at its own node's address"
+    assert address.own_address(joined) == "10.0.0.9", "each actor is reached at its own node's address"
     assert [call["address"] for call in ray_calls] == ["local", "10.0.0.1:6379", "10.0.0.1:7000"]
 
 

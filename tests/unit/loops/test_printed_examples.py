@@ -59,9 +59,9 @@ def sampled(places, tmp_path_factory):
 @pytest.fixture
 def call(monkeypatch, tmp_path, capsys):
     """The words of a command -> its exit code and what it printed; nothing of a cluster may be started."""
-    monkeypatch.setattr("coati_rl.runtime.driver.prepare_ray_environment", lambda config: pytest.fail("it was started"))
+    monkeypatch.setattr("coati_rl.driver.command.prepare_ray_environment", lambda config: pytest.fail("it was started"))
     # Some are of larger machines than this one.
-    monkeypatch.setattr("coati_rl.runtime.memory_check.available_bytes", lambda: 2**40)
+    monkeypatch.setattr("coati_rl.preflight.memory_check.available_bytes", lambda: 2**40)
     monkeypatch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
     monkeypatch.setattr(os, "environ", os.environ.copy())
     monkeypatch.chdir(tmp_path)

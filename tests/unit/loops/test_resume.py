@@ -11,8 +11,8 @@ from rich.console import Console
 
 import rl_example
 from coati_rl.config.cli import build_config
+from coati_rl.driver.launch import _report_resumption
 from coati_rl.observability.progress import ProgressDisplay
-from coati_rl.runtime.launch import _report_resumption
 from coati_rl.work import FinishWork, SaveWork, SyncWork, TrainWork
 
 EVERY_STEP = {"save_interval": 1, "inference_batch_size": 2}  # a sync and a checkpoint after each

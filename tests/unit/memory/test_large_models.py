@@ -13,7 +13,7 @@ import rl_example
 from coati_rl.errors import ConfigError
 from coati_rl.memory.activations import MicroBatchSize
 from coati_rl.memory.run_memory import Machine, RunModels, trainer_memory
-from coati_rl.runtime import prepare
+from coati_rl.preflight import prepare
 
 LLAMA_70B = {
     **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672},

@@ -43,7 +43,7 @@ def dry_run(large_model, rows, tmp_path, capsys, monkeypatch):
     """(flags) -> exit code, output and errors of a run on the CPU of a machine with so many MiB available."""
 
     def run(flags, *, available_mib):
-        monkeypatch.setattr("coati_rl.runtime.memory_check.available_bytes", lambda: available_mib * MIB)
+        monkeypatch.setattr("coati_rl.preflight.memory_check.available_bytes", lambda: available_mib * MIB)
         words = ["-m", str(large_model), "-d", str(rows[0]), "-rt", "boxed", "--device", "cpu", "--dry-run"]
         code = rl_example.main([*words, *SIZES.split(), *flags.split()], tmp_path)
         printed = capsys.readouterr()
@@ -149,7 +149,7 @@ def test_where_no_setting_helps_the_refusal_says_so(dry_run):
 
 
 def test_a_reference_that_is_computed_first_is_not_there_in_the_steps(large_model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("coati_rl.runtime.memory_check.available_bytes", lambda: 64 * 1024 * MIB)
+    monkeypatch.setattr("coati_rl.preflight.memory_check.available_bytes", lambda: 64 * 1024 * MIB)
     pair = {"prompt": "q", "chosen": "a", "rejected": "b"}
     (tmp_path / "pairs.jsonl").write_text((json.dumps(pair) + "\n") * 64)
     words = ["-m", str(large_model), "-d", str(tmp_path / "pairs.jsonl"), "--device", "cpu", "-tbs", "8", "--dry-run"]
@@ -162,7 +162,7 @@ def test_a_job_on_a_dataset_has_trainers_alone_and_counts_its_own_samples(
     large_model, rows, tmp_path, capsys, monkeypatch
 ):
     words = ["-m", str(large_model), "-d", str(rows[1]), "--device", "cpu", "-tbs", "8", "-tmbs", "8", "--dry-run"]
-    monkeypatch.setattr("coati_rl.runtime.memory_check.available_bytes", lambda: 64 * 1024 * MIB)
+    monkeypatch.setattr("coati_rl.preflight.memory_check.available_bytes", lambda: 64 * 1024 * MIB)
     printed = []
     for flags in ([], ["--max-length", "64"], ["-t", "2", "--plugin", "fsdp2"]):
         assert train_on_dataset(OFFLINE["sft"], [*words, *flags], tmp_path) == 0

@@ -177,7 +177,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     rows = tmp_path / "rows.jsonl"
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     row = {"messages": turns, "prompt": "q", "chosen": "a", "rejected": "b", "gt_answer": "1"}
-    monkeypatch.setattr("coati_rl.runtime.driver.prepare_ray_environment", lambda config: pytest.fail("it was started"))
+    monkeypatch.setattr("coati_rl.driver.command.prepare_ray_environment", lambda config: pytest.fail("it was started"))
     monkeypatch.setattr(os, "environ", os.environ.copy())  # commands set variables of their engines
 
     def run(command: str, *flags: object) -> str:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from coati_rl.checkpoint.resumed_run import check_shape
 from coati_rl.config.cli import parse
 from coati_rl.model_files.check import check_model_files
-from coati_rl.runtime.resources import checked_model_config
+from coati_rl.preflight.resources import checked_model_config
 from consumer.checkpoint import CheckpointWriter
 from consumer.models.policy_model import load_policy
 from consumer.parallel.layout import Layout

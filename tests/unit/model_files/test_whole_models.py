@@ -6,7 +6,7 @@ import pytest
 
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.check import check_model_files
-from coati_rl.runtime.resources import checked_model_config
+from coati_rl.preflight.resources import checked_model_config
 
 WHOLE = "model.safetensors"
 

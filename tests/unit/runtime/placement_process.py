@@ -11,7 +11,7 @@ import psutil
 
 from coati_rl.config import Config
 from coati_rl.errors import CoatiError
-from coati_rl.runtime.ray_environment import prepare_ray_environment
+from coati_rl.processes.ray_environment import prepare_ray_environment
 
 
 def config_of(**sizes: int) -> Config:

@@ -1,0 +1,94 @@
+"""Make a run's coordinator: a Ray actor on the driver's node, or of a job on this machine in the driver itself."""
+
+from pathlib import Path
+from typing import Any
+
+from coati_rl.checkpoint.best import best_checkpoint
+from coati_rl.config.thresholds import thresholds
+from coati_rl.coordinator.coordinator import Coordinator
+from coati_rl.coordinator.dataset_coordinator import TRAIN, DatasetCoordinator, DatasetRunSettings
+from coati_rl.coordinator.evaluation import EvaluationRounds
+from coati_rl.coordinator.logprob_mismatch import Precision
+from coati_rl.coordinator.reference_pass import FILE as REFERENCE_FILE
+from coati_rl.coordinator.reference_pass import ReferencePass
+from coati_rl.coordinator.run_state import RunStart
+from coati_rl.coordinator.settings import coordinator_settings
+from coati_rl.data.dataset_source import DatasetSource
+from coati_rl.data.prompt_source import probe_tokens
+from coati_rl.observability.rollouts import RolloutRecorder
+from coati_rl.preflight.prepare import Prepared
+from coati_rl.preflight.prepare_offline import PreparedDataset, dataset_settings
+from coati_rl.processes.actor_process import ActorContext, enter_actor
+from coati_rl.processes.run_dir import RunPaths
+
+
+class CoordinatorActor(Coordinator):
+    """Coordinate a run with producers."""
+
+    def __init__(self, prepared: Prepared, paths: RunPaths, context: ActorContext) -> None:
+        enter_actor(context)
+        config, source = prepared.config, prepared.source
+        if source is None:
+            raise AssertionError("a source is None in a dry run only")
+        tasks = {task: prompts.prompts for task, prompts in prepared.evaluation.items()}
+        precision: Precision = "bf16" if prepared.plan.precision == "bf16" else "fp32"
+        settings = coordinator_settings(config, precision=precision, tasks=prepared.tasks)
+        evaluation = EvaluationRounds(
+            tasks,
+            paths.evaluation,
+            plan=settings.sampling_plans["eval"],
+            best=best_checkpoint(config.run.keep_best, paths.checkpoints, paths.evaluation),
+            correct_from=thresholds(config),
+        )
+        super().__init__(
+            settings,
+            source,
+            evaluation,
+            RolloutRecorder(paths.rollouts, config.run.rollout_detail),
+            RunStart(
+                position=prepared.resume.position if prepared.resume else None,
+                untrained=prepared.resume.untrained if prepared.resume else None,
+                probe=probe_tokens(source.first(settings.max_probe_tokens), settings.max_probe_tokens),
+            ),
+        )
+
+
+class DatasetCoordinatorActor(DatasetCoordinator):
+    """Coordinate a job on a dataset."""
+
+    def __init__(self, prepared: PreparedDataset, paths: RunPaths, context: ActorContext) -> None:
+        enter_actor(context)
+        super().__init__(**_of_dataset(prepared, paths))
+
+
+def dataset_coordinator(prepared: PreparedDataset, paths: RunPaths) -> DatasetCoordinator:
+    """Return the coordinator of a job on a dataset, for the driver's own process."""
+    return DatasetCoordinator(**_of_dataset(prepared, paths))
+
+
+def _of_dataset(prepared: PreparedDataset, paths: RunPaths) -> dict[str, Any]:
+    """Return the arguments of a job's coordinator."""
+    config, resume = prepared.config, prepared.resume
+    sizes, state = dataset_settings(config, prepared.mixing), resume.data_state if resume else None
+    reference = None
+    if config.precomputes_reference:
+        sets = {TRAIN: prepared.train, **prepared.evaluation}
+        path, model = paths.run_dir / REFERENCE_FILE, str(Path(config.reference_model).resolve())
+        reference = ReferencePass(sets, sizes, path, model=model)
+    settings = DatasetRunSettings(
+        job=config.JOB,
+        num_trainers=config.parallel.num_trainers,
+        trainers_per_dp_rank=sizes.trainers_per_dp_rank,
+        save_interval=sizes.save_interval,
+        eval_interval=config.run.eval_interval if config.run.eval_interval > 0 else None,
+        evaluation_dir=paths.evaluation,
+        best=best_checkpoint(config.run.keep_best, paths.checkpoints, paths.evaluation),
+    )
+    return {
+        "settings": settings,
+        "source": DatasetSource(prepared.train, sizes, resumed=state),
+        "evaluation": prepared.evaluation,
+        "reference": reference,
+        "last_evaluated": -1 if state is None else int(state["last_evaluated"]),
+        "time_s": 0.0 if state is None else float(state["time_s"]),
+    }

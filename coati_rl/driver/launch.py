@@ -1,0 +1,228 @@
+"""Run a prepared configuration: start the actors, watch them, write records and progress, and end them."""
+
+import logging
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from coati_rl.checkpoint.resumed_run import ResumedRun
+from coati_rl.config.thresholds import common_threshold
+from coati_rl.config.training import TrainingConfig
+from coati_rl.disk import disk_errors, disk_problem
+from coati_rl.driver.supervisor import Supervisor
+from coati_rl.errors import ConfigError, RunError
+from coati_rl.observability.progress import ProgressDisplay
+from coati_rl.observability.records import evaluation_metrics, events_in
+from coati_rl.observability.sinks import METRICS, JsonlSink, Sink, open_sinks
+from coati_rl.observability.timeline import Timeline
+from coati_rl.observability.trace_file import merged_at_exit
+from coati_rl.preflight.prepared import PreparedJob
+from coati_rl.processes.actor_classes import ActorClasses
+from coati_rl.processes.actor_process import LOG_FORMAT
+from coati_rl.processes.exit_messages import RunNote, command_here, write_note
+from coati_rl.processes.interrupts import recorded_interrupts
+from coati_rl.processes.run_dir import RunPaths, checkpoint_bytes, locked, make_run_dir
+from coati_rl.processes.shared_memory import family, unlink_mapped
+
+logger = logging.getLogger(__name__)
+
+_END_S = 5.0  # of the grace period: for actors, Ray and files to be closed
+
+
+def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> RunPaths:
+    """Run the training to its end.
+
+    Args:
+        prepared: of `coati_rl.preflight.prepare` or `prepare_offline`.
+        classes: the actors' classes.
+        scratch: short path for Ray's sockets and logs, removed by the caller.
+    Returns: the paths of the run's files.
+    Raises: ConfigError before anything started; RunError with its cause and the logs' path.
+    """
+    config, plan = prepared.config, prepared.plan
+    if config.cluster.master_port and not config.cluster.master_address:
+        _check_port(config.cluster.master_port)
+    paths = make_run_dir(
+        config, prepared.resume, checkpoint_bytes=checkpoint_bytes(Path(config.model.model), plan.precision)
+    )
+    write_note(scratch, _note(prepared, paths))
+    first_step = prepared.resume.step if prepared.resume else 0
+    try:
+        with (
+            _driver_log(paths.logs / "driver.log") as log,
+            _records(config, paths.run_dir, first_step=first_step) as (sinks, syncs),
+            locked(paths.run_dir),
+            merged_at_exit(paths.run_dir),  # after all writers have ended
+            closing(Timeline(paths.run_dir / "timeline", "driver")) as timeline,
+            _display(prepared) as display,
+            _place_of(prepared)(prepared, paths, classes, scratch=scratch, on_status=display.show_wait) as make_actors,
+        ):
+            display.print_line(f"run directory {paths.run_dir}")
+            if prepared.resume is not None:
+                display.recall(events_in(paths.run_dir / METRICS, paths.evaluation))
+                _report_resumption(prepared.resume, display)
+            actors = make_actors()
+            supervisor = Supervisor(
+                actors,
+                lambda event: _record(_with_timeline_event(event, timeline, log), display, sinks, syncs),
+                num_producers=config.num_producers,
+                stall_timeout_s=config.cluster.stall_timeout_s,
+                on_status=display.show_wait,
+            )
+            try:
+                actors.start(display.show_wait)
+                _watch(supervisor, config)
+                _report_data_ended(config, display)
+            finally:
+                supervisor.flush_records()
+                unlink_mapped(family())  # of engines that are still loading, which are killed now
+                actors.end()
+    except RunError as error:
+        raise RunError(f"{error} (logs: {paths.logs})") from error
+    return paths
+
+
+def _display(prepared: PreparedJob) -> ProgressDisplay:
+    first_step = prepared.resume.step if prepared.resume else 0
+    return ProgressDisplay(prepared.plan.num_steps, first_step=first_step, threshold=common_threshold(prepared.config))
+
+
+def _place_of(prepared: PreparedJob) -> Callable[..., AbstractContextManager[Callable[[], Any]]]:
+    """Return what provides a place for the actors and yields the function that creates them there."""
+    if prepared.config.needs_ray:
+        from coati_rl.runtime.actor_group import in_ray  # imports Ray
+
+        return in_ray
+    from coati_rl.driver.local_actors import on_this_machine
+
+    return on_this_machine
+
+
+def _check_port(port: int) -> None:
+    """Raise ConfigError if another process listens on the trainers' port of this machine, before anything starts."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(
+                f"--master_port {port}: trainer 0 cannot listen at 127.0.0.1:{port}: {error.strerror}; "
+                "use --master_port 0 for a free port"
+            ) from error
+
+
+def _report_data_ended(config: TrainingConfig, display: ProgressDisplay) -> None:
+    """Say why a run that was not interrupted has taken fewer steps than --max-steps."""
+    wanted, taken = config.max_steps, display.last_step
+    if wanted is not None and taken is not None and taken < wanted:
+        display.print_line(
+            f"the run ended at step {taken} of --max-steps {wanted}: the data is used up; raise {config.PASSES} (-e)"
+        )
+
+
+def _note(prepared: PreparedJob, paths: RunPaths) -> RunNote:
+    return RunNote(
+        run_dir=paths.run_dir.absolute(),
+        checkpoints=paths.checkpoints.absolute(),
+        resumed_from=prepared.resume.directory.absolute() if prepared.resume else None,
+        grace_s=prepared.config.run.interrupt_grace_s,
+        command=command_here(prepared.config.COMMAND),
+        to_train_on=prepared.config.PASSES,
+    )
+
+
+def _watch(supervisor: Supervisor, config: TrainingConfig) -> None:
+    """Watch the run until it ends; after a signal, save a checkpoint within the grace period.
+
+    Raises: KeyboardInterrupt after a signal, with the reason if the last step was not saved; RunError.
+    """
+    save_s = max(config.run.interrupt_grace_s - _END_S, config.run.interrupt_grace_s / 2)
+    with recorded_interrupts() as interrupted_at:
+        try:
+            supervisor.run(interrupted_at)
+            if (signal_s := interrupted_at()) is not None and config.run.save_on_interrupt:
+                supervisor.save(deadline=signal_s + save_s)
+        except RunError as error:
+            if interrupted_at() is None:
+                raise
+            raise KeyboardInterrupt(f"no checkpoint of the last step: {error}") from error
+        if interrupted_at() is not None:
+            raise KeyboardInterrupt
+
+
+class _LogFile(logging.FileHandler):
+    """Write a log file, and keep an error of the disk in `problem` instead of raising it."""
+
+    problem: str | None = None
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Record the error; called in an `except` block of the logging module."""
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            self.problem = disk_problem(Path(self.baseFilename), error)
+        else:
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Close the file; lines that could not be written are lost."""
+        with suppress(OSError):
+            super().close()
+
+
+@contextmanager
+def _driver_log(path: Path) -> Iterator[_LogFile]:
+    """Write the driver's log to a file for the time of the block."""
+    with disk_errors(path):
+        log = _LogFile(path)
+    log.setFormatter(logging.Formatter(LOG_FORMAT))
+    logger_of_all = logging.getLogger("coati_rl")
+    logger_of_all.addHandler(log)
+    logger_of_all.setLevel(logging.INFO)
+    try:
+        yield log
+    finally:
+        logger_of_all.removeHandler(log)
+        log.close()
+
+
+@contextmanager
+def _records(config: TrainingConfig, run_dir: Path, *, first_step: int) -> Iterator[tuple[list[Sink], Sink]]:
+    """Open the sinks of step records, and that of weight syncs."""
+    with ExitStack() as files:
+        sinks = open_sinks(config, run_dir, first_step=first_step)
+        syncs = JsonlSink(run_dir / "syncs.jsonl")
+        for sink in [*sinks, syncs]:
+            files.callback(sink.close)
+        yield sinks, syncs
+
+
+def _report_resumption(resume: ResumedRun, display: ProgressDisplay) -> None:
+    for line in (resume.line(), *resume.changes):
+        display.print_line(line)
+
+
+def _with_timeline_event(event: dict[str, Any], timeline: Timeline, log: _LogFile) -> dict[str, Any]:
+    if problem := timeline.problem or log.problem:
+        raise RunError(problem)
+    names = ("step", "policy_version", "producer", "uid", "task", "cause")
+    timeline.instant(event["event"], **{name: event[name] for name in names if name in event})
+    return event
+
+
+def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink], syncs: Sink) -> None:
+    if event["event"] == "step":
+        record = {key: value for key, value in event.items() if key != "event"}
+        for sink in sinks:
+            sink.write(event["step"], record)
+    elif event["event"] == "evaluation":
+        for sink in sinks[1:]:  # metrics.jsonl is one object per optimizer step; evaluations have their own file
+            sink.write(event["step"], evaluation_metrics({**event, **event.get("metrics", {})}))
+    elif event["event"] == "sync" and event["producers"]:  # else it failed, and is repeated
+        fields = ("producers", "seconds", "digest", "commit_s", "probe_gap_mean", "probe_gap_max")
+        syncs.write(
+            event["policy_version"], {"step": event["policy_version"], **{name: event[name] for name in fields}}
+        )
+    display.show(event)

@@ -1,0 +1,203 @@
+"""Run a job on a dataset on this machine without Ray: trainers are child processes, the coordinator is in the driver.
+
+Consumes: a prepared job. Produces: what the supervisor watches, see `Actors`. The trainers are the classes of a run,
+with the same environment, cores, logs, heartbeats and deadlines; `local_trainer` is what runs in their processes.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from coati_rl.config.training import TrainingConfig
+from coati_rl.errors import CoatiError, PeerLostError
+from coati_rl.preflight.prepared import PreparedJob
+from coati_rl.processes.actor_classes import START_TIMEOUT_S, ActorClasses
+from coati_rl.processes.actor_process import ActorContext
+from coati_rl.processes.calls import CallServer
+from coati_rl.processes.hangs import HangTimeouts
+from coati_rl.processes.heartbeats import Heartbeat, Heartbeats
+from coati_rl.processes.run_dir import RunPaths, checkpoint_bytes
+from coati_rl.processes.trainer_process import TrainerProcess, environment_of, newer_beat, spawn
+from coati_rl.text import count
+
+logger = logging.getLogger(__name__)
+
+# What trainers may call.
+_COORDINATOR_CALLS = ("next_work", "report_step", "report_saved", "report_evaluation", "report_reference")
+_DESK_CALLS = ("job", "open_rendezvous", "rendezvous", "started", "beat", "end")
+_LOOK_S, _SAY_S = 0.05, 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerJob:
+    """Hold what a trainer is made of."""
+
+    trainer: type
+    config: TrainingConfig
+    context: ActorContext
+    run_dir: Path
+    checkpoint_dir: Path
+    resume_dir: Path | None
+
+
+@dataclass(slots=True)
+class _Desk:
+    """Answer the calls of trainers; from any thread."""
+
+    jobs: Sequence[TrainerJob]
+    trainers: dict[int, TrainerProcess] = field(default_factory=dict)
+    where: Any = None  # the trainers meet
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def job(self, rank: int) -> TrainerJob:
+        return self.jobs[rank]
+
+    def open_rendezvous(self, where: Any) -> None:
+        with self.changed:
+            self.where = where
+            self.changed.notify_all()
+
+    def rendezvous(self) -> Any:
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.where is not None, START_TIMEOUT_S):
+                raise PeerLostError(f"trainer-0 did not open a store within {START_TIMEOUT_S:g} s")
+            return self.where
+
+    def started(self, rank: int) -> None:
+        self.trainers[rank].is_started = True
+
+    def beat(self, rank: int, beat: Heartbeat) -> None:
+        self.trainers[rank].beat = beat
+        self.trainers[rank].num_beats += 1
+
+    def end(self, rank: int, outcome: int | CoatiError) -> None:
+        self.trainers[rank].outcome = outcome
+
+
+@contextmanager
+def on_this_machine(
+    prepared: PreparedJob,
+    paths: RunPaths,
+    classes: ActorClasses,
+    *,
+    scratch: Path,
+    on_status: Callable[[str], None],
+) -> Iterator["Callable[[], LocalActors]"]:
+    """Yield the function that creates the processes; nothing has to be there before. See `actor_group.in_ray`."""
+    yield lambda: LocalActors(prepared, paths, classes, scratch=scratch)
+
+
+class LocalActors:
+    """Create and hold the processes of a job on a dataset; implements `Actors` of the supervisor."""
+
+    def __init__(self, prepared: PreparedJob, paths: RunPaths, classes: ActorClasses, *, scratch: Path) -> None:
+        """Make the coordinator; `scratch` is a private directory for a socket."""
+        if classes.make_coordinator is None:
+            raise AssertionError("a job on this machine needs a coordinator of the driver's own")
+        self.coordinator = classes.make_coordinator(prepared, paths)
+        self._prepared, self._classes = prepared, classes
+        self.starting: dict[int, TrainerProcess] = {}  # a job has no producers
+        self.producers: dict[int, TrainerProcess] = {}
+        self.reward_models: list[TrainerProcess] = []
+        config, resume = prepared.config, prepared.resume
+        size = checkpoint_bytes(Path(config.model.model), prepared.plan.precision)
+        self.heartbeats = Heartbeats(
+            HangTimeouts.of(config, checkpoint_bytes=size),
+            ask=lambda trainer: (trainer, trainer.num_beats),
+            answer=newer_beat,
+        )
+        self._desk = _Desk(
+            [
+                TrainerJob(
+                    trainer=classes.trainer,
+                    config=config,
+                    context=self._context(rank, paths),
+                    run_dir=paths.run_dir,
+                    checkpoint_dir=paths.checkpoints,
+                    resume_dir=resume.directory if resume else None,
+                )
+                for rank in range(config.parallel.num_trainers)
+            ]
+        )
+        self.trainers = self._desk.trainers
+        objects = {"desk": (self._desk, _DESK_CALLS), "coordinator": (self.coordinator, _COORDINATOR_CALLS)}
+        self._calls = CallServer(objects, scratch)
+
+    def start(self, on_status: Callable[[str], None] = lambda text: None) -> None:
+        """Start all trainers and wait until they have loaded the model.
+
+        Args:
+            on_status: gets, every two seconds, how many of them are ready.
+        """
+        for rank, job in enumerate(self._desk.jobs):
+            self._start(job, rank)
+        deadline, said = time.monotonic() + START_TIMEOUT_S, time.monotonic()
+        while loading := [each for each in self.trainers.values() if not each.is_started]:
+            for trainer in loading:
+                if trainer.is_done():
+                    trainer.result()
+            if time.monotonic() > deadline:
+                raise PeerLostError(f"{loading[0].name} was not ready after {START_TIMEOUT_S:g} s")
+            if time.monotonic() - said >= _SAY_S:
+                said = time.monotonic()
+                ready = len(self.trainers) - len(loading)
+                on_status(f"starting: {ready} of {count(len(self.trainers), 'trainer')} loaded")
+            time.sleep(_LOOK_S)
+
+    def members(self) -> list[TrainerProcess]:
+        """See `Actors`."""
+        return list(self.trainers.values())
+
+    def dead_raylets(self) -> list[str]:
+        """Return nothing: there is no Ray."""
+        return []
+
+    def add_producer(self) -> NoReturn:
+        """Raise an AssertionError: a job on a dataset has no producers."""
+        raise AssertionError("a job on a dataset has no producers")
+
+    def admit_producer(self, producer_id: int) -> None:
+        """See `add_producer`."""
+        self.add_producer()
+
+    def drop_producer(self, producer_id: int, cause: str) -> None:
+        """See `add_producer`."""
+        self.add_producer()
+
+    def end(self) -> None:
+        """Kill all trainers, with what they have started."""
+        for trainer in self.trainers.values():
+            trainer.end()
+        self._calls.close()
+
+    def _start(self, job: TrainerJob, rank: int) -> None:
+        """Give a trainer its job: the process that was started early, if its variables have turned out right."""
+        config, plan, context = self._prepared.config, self._prepared.plan, job.context
+        trainer_class: Any = self._classes.trainer
+        own = trainer_class.environment(config, plan.device)
+        environment = environment_of(config, rank, plan.device, plan.precision, own)
+        early = self._classes.early_trainers[rank] if rank < len(self._classes.early_trainers) else None
+        if early is None or early.environment != environment:
+            context.log_dir.mkdir(parents=True, exist_ok=True)
+            spawned = spawn(rank, environment, context.log_dir / f"{context.name}.log")
+        else:
+            spawned = early
+        self.trainers[rank] = TrainerProcess(name=context.name, spawned=spawned)  # before it can call
+        self.trainers[rank].invite(self._calls.invitation)
+        logger.info("%s: process %d, slot %d of %d", context.name, spawned.process.pid, context.slot, context.num_slots)
+
+    def _context(self, rank: int, paths: RunPaths) -> ActorContext:
+        plan = self._prepared.plan
+        return ActorContext(
+            name=f"trainer-{rank}",
+            log_dir=paths.logs,
+            device=plan.device,
+            dtype="bfloat16" if plan.precision == "bf16" else "float32",
+            slot=rank,
+            num_slots=self._prepared.config.parallel.num_trainers,
+        )

@@ -1,0 +1,228 @@
+"""Check the memory of runs with producers and of jobs on datasets: their models, and the size of a micro-batch."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coati_rl.config import Config
+from coati_rl.config.engine_rules import check_width
+from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.offline_jobs import RmJobConfig, SftJobConfig
+from coati_rl.config.offline_rules import check_offline
+from coati_rl.config.plan import resolve_precision
+from coati_rl.config.rules import check
+from coati_rl.memory.activations import item_bytes
+from coati_rl.memory.forecast import Forecast
+from coati_rl.memory.model_shape import model_shape
+from coati_rl.memory.run_engines import engine_memory
+from coati_rl.memory.run_memory import (
+    Machine,
+    RunModels,
+    offline_micro_batch,
+    reward_model_memory,
+    rl_micro_batch,
+    run_forecast,
+    shared_update,
+    trainer_memory,
+)
+from coati_rl.preflight.memory_check import MemoryCheck, host_memory, passes, this_machine
+from coati_rl.preflight.resources import read_model_config
+from coati_rl.samples import Sample
+from coati_rl.transport.choice import choose_backend
+from coati_rl.transport.rendezvous import CollectiveBackend
+from coati_rl.types import Device
+
+OfflineJobConfig = TypeVar("OfflineJobConfig", bound=OfflineConfig)
+
+_NUM_READ = 2000  # samples, for their lengths
+Found = tuple[tuple[str, ...], list[str]]  # lines of the plan, and warnings
+
+
+def check_run_memory(
+    config: Config,
+    hf_config: Any,
+    device: Device,
+    *,
+    prompt_tokens: float | None,
+    check_layout: Callable[..., None],
+    gpu_memory: int | None = None,
+) -> Found:
+    """Forecast a run with producers.
+
+    Args:
+        config: of the run, its models as directories.
+        hf_config: transformers config of the policy.
+        device: of the run.
+        prompt_tokens: of a prompt, the mean; None if unknown.
+        check_layout: as of `prepare`.
+        gpu_memory: bytes of the smallest GPU of a cluster; None: that of this machine, if it has the run's.
+    Returns: lines of the plan, and warnings. Raises: ConfigError if it cannot fit.
+    """
+    machine = this_machine(config, device, gpu_memory)
+    others = _reward_model_configs(config)
+    checked = run_check(config, hf_config, machine, prompt_tokens=prompt_tokens, check_layout=check_layout)
+    frozen = _frozen_of_run(config.with_gap_correction(), hf_config)
+    return _found(checked, [hf_config, *frozen, *others.values()])
+
+
+def run_check(
+    config: Config,
+    hf_config: Any,
+    machine: Machine,
+    *,
+    prompt_tokens: float | None,
+    check_layout: Callable[..., None],
+) -> MemoryCheck[Config]:
+    """Return the check of a run with producers; see `check_run_memory`."""
+    models = RunModels(policy=hf_config, frozen=_frozen_of_run(config.with_gap_correction(), hf_config))
+    of_rewards = _reward_model_configs(config)
+
+    def forecast(changed: Config, *, prompt: int, response: int) -> Forecast:
+        size, several = rl_micro_batch(changed, prompt_tokens=prompt, response_tokens=response)
+        trainer = trainer_memory(
+            changed,
+            models,
+            size,
+            machine,
+            has_several_micro_batches=several,
+            kept_versions=changed.num_kept_versions,
+            backend=(backend := backend_of(changed, hf_config, machine.device)),
+        )
+        engine = engine_memory(changed, hf_config, machine, backend, sequence_tokens=prompt + response)
+        reward_models = reward_model_memory(changed, machine, of_rewards)
+        shared = shared_update(hf_config, resolve_precision(changed, machine.device), backend)
+        return run_forecast(changed, machine, [trainer, engine, *reward_models], shared=shared)
+
+    least = int(prompt_tokens or 1)
+    return MemoryCheck(
+        config=config,
+        forecast=lambda each: forecast(
+            each, prompt=each.data.max_prompt_tokens, response=each.max_model_len - each.data.max_prompt_tokens
+        ),
+        sure=lambda each: forecast(each, prompt=least, response=1),
+        is_valid=passes(check, lambda each: check_layout(each, hf_config), lambda each: check_width(each, hf_config)),
+        machine=machine,
+        host_available=host_memory(config, machine.device),
+    )
+
+
+def _reward_model_configs(config: Config) -> dict[str, Any]:
+    return {each: read_model_config(Path(each)) for each in config.reward_models.names if _is_here(each)}
+
+
+def check_job_memory(
+    config: OfflineConfig,
+    hf_config: Any,
+    device: Device,
+    *,
+    samples: Sequence[Sample],
+    check_layout: Callable[..., None],
+    gpu_memory: int | None = None,
+) -> Found:
+    """Forecast a job on a dataset; see `check_run_memory`. `samples` are those that it trains on."""
+    machine = this_machine(config, device, gpu_memory)
+    checked = job_check(config, hf_config, machine, samples=samples, check_layout=check_layout)
+    found = _models_of_job(config, hf_config)
+    return _found(checked, [found.policy, *found.frozen])
+
+
+def job_check(
+    config: OfflineJobConfig,
+    hf_config: Any,
+    machine: Machine,
+    *,
+    samples: Sequence[Sample],
+    check_layout: Callable[..., None],
+) -> MemoryCheck[OfflineJobConfig]:
+    """Return the check of a job on a dataset; see `check_job_memory`."""
+    lengths = [len(sample) for sample in samples[:_NUM_READ]]
+    longest = max(lengths) if lengths and len(lengths) == len(samples) else config.max_sample_tokens
+    mean = sum(lengths) // len(lengths) if lengths else 1
+
+    def forecast(changed: OfflineJobConfig, tokens: int) -> Forecast:
+        unit, parallel = changed.UNIT, changed.parallel
+        size, several = offline_micro_batch(
+            changed,
+            samples_at_a_time=parallel.train_microbatch_size * unit,
+            samples_per_step=parallel.train_batch_size * unit,
+            tokens=tokens,
+            unit=unit,
+        )
+        trainer = trainer_memory(
+            changed, _models_of_job(changed, hf_config), size, machine, has_several_micro_batches=several
+        )
+        return run_forecast(changed, machine, [trainer])
+
+    return MemoryCheck(
+        config=config,
+        forecast=lambda each: forecast(each, longest),
+        sure=lambda each: forecast(each, mean),
+        is_valid=passes(check_offline, lambda each: check_layout(each, hf_config)),
+        machine=machine,
+        host_available=host_memory(config, machine.device),
+    )
+
+
+def _models_of_job(config: OfflineConfig, hf_config: Any) -> RunModels:
+    """Return the models that a trainer holds; a reference that is computed first is freed before the first step."""
+    has_reference = config.uses_reference and not config.precomputes_reference
+    frozen = [config.reference_model] if has_reference else []
+    teacher = config.distillation.teacher if isinstance(config, SftJobConfig) else None
+    frozen += [teacher] if teacher is not None else []
+    return RunModels(
+        policy=hf_config,
+        frozen=tuple(_config_of(each, config, hf_config) for each in frozen if _is_here(each)),
+        has_scalar_head=isinstance(config, RmJobConfig),
+    )
+
+
+def update_bytes(config: Config, hf_config: Any, device: Device) -> int:
+    """Return the bytes of a weight update; 0 for an architecture that transformers cannot build."""
+    if not is_buildable(hf_config):
+        return 0
+    return model_shape(hf_config).num_weights * item_bytes(resolve_precision(config, device))
+
+
+def is_buildable(hf_config: Any) -> bool:
+    """Whether transformers can build the architecture, so that its parameters are counted."""
+    try:
+        model_shape(hf_config)
+    except (ValueError, TypeError, AttributeError):  # also fields that other architectures lack
+        return False
+    return True
+
+
+def _found(checked: MemoryCheck[Any], models: Sequence[Any]) -> Found:
+    """Return the lines and warnings of a check; a warning alone for an architecture that transformers cannot build."""
+    for hf_config in models:
+        if not is_buildable(hf_config):
+            return (), [f"the memory of the run is not forecast, as a model's architecture is {hf_config.model_type}"]
+    forecast, warnings = checked.run()
+    return tuple(forecast.lines()), warnings
+
+
+def backend_of(config: Config, hf_config: Any, device: Device) -> CollectiveBackend:
+    """Return the backend that the trainers will choose for an update of this size."""
+    return choose_backend(
+        config.sync.weight_transport,
+        device=device,
+        is_one_node=not config.cluster.master_address,
+        update_bytes=update_bytes(config, hf_config, device),
+    )
+
+
+def _frozen_of_run(config: Config, hf_config: Any) -> tuple[Any, ...]:
+    """Return the configs of reference, policy before the update, and teacher, where a run has them."""
+    # A step's own log-probabilities are those before the update, if a sync is due after each step.
+    keeps_old = config.recomputes_old_logprobs and config.sync_period > config.algorithm.updates_per_batch
+    own = [hf_config] * ((config.algorithm.kl_coeff > 0) + keeps_old)
+    teacher = config.distillation.teacher
+    return (*own, *([_config_of(teacher, config, hf_config)] if teacher is not None and _is_here(teacher) else []))
+
+
+def _is_here(model: str) -> bool:
+    return Path(model).is_dir()
+
+
+def _config_of(model: str, config: Config | OfflineConfig, hf_config: Any) -> Any:
+    return hf_config if model == config.model.model else read_model_config(Path(model))

@@ -1,0 +1,111 @@
+"""Check the sizes of a run against what was found: GPUs, the positions of the model, usable prompts.
+
+Messages name the nearest settings that fit.
+"""
+
+from functools import partial
+from typing import Any
+
+from coati_rl.config import Config
+from coati_rl.config.plan import Plan
+from coati_rl.config.rules import nearest_flags
+from coati_rl.data.dataset import PromptSet
+from coati_rl.errors import ConfigError
+from coati_rl.preflight.resources import find_device
+from coati_rl.types import Device
+
+
+def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[str]]:
+    """Return the device, and warnings. Raises: ConfigError when this machine has too few GPUs."""
+    parallel, reward_gpus = config.parallel, config.reward_models.num_gpus
+    formula, of_models = ("P * ptp + T + R", f" + {reward_gpus}") if reward_gpus else ("P * ptp + T", "")
+    needed = (
+        f"GPUs = {formula}: {parallel.num_inferencer} * {parallel.producer_tensor_parallel_size} + "
+        f"{parallel.num_trainers}{of_models} = {config.num_devices} are needed"
+    )
+    return find_device(config, needed=needed, fewer=partial(_fewer, config), is_dry_run=is_dry_run)
+
+
+def _fewer(config: Config, available: int) -> str:
+    parallel = config.parallel
+    available -= config.reward_models.num_gpus
+    if available < 2:
+        without = "--reward-devices 0, " if config.reward_models.num_gpus else ""
+        return f"use {without}--device cpu, or --master_address of a Ray cluster"
+    split = parallel.num_trainers // config.dp  # tp * pp
+    layout = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1} if split >= available else {}
+    split = 1 if layout else split
+    width = wanted if (wanted := parallel.producer_tensor_parallel_size) <= available - split else 1
+    engines = min(parallel.num_inferencer, (available - split) // width)
+    trainers = min(parallel.num_trainers, available - engines * width) // split * split
+    sizes = {"num_inferencer": engines, "num_trainers": trainers, "producer_tensor_parallel_size": width, **layout}
+    flags = f"-i {engines} -t {trainers}" + (" -ptp 1" if width != wanted else "")
+    flags += " -tp 1 -pp 1" if layout else ""
+    return f"nearest: {_with_others(flags, config, sizes)}; or --master_address of a Ray cluster"
+
+
+def check_length(config: Config, model: Any) -> None:
+    """Raise ConfigError if the longest episode exceeds the positions of the model, given by its transformers config."""
+    limit = getattr(model, "max_position_embeddings", None)
+    rope = getattr(model, "rope_parameters", None) or {}
+    is_extended = rope.get("rope_type", "default") != "default"  # the engine knows its limit
+    if isinstance(limit, int) and config.max_model_len > limit and not is_extended:
+        raise ConfigError(
+            f"{_length(config)} the {limit} positions of --model {config.model.model}; "
+            f"nearest: {_shorter(config, limit)}"
+        )
+
+
+def _length(config: Config) -> str:
+    sampling = config.sampling
+    if sampling.max_episode_tokens is not None:
+        return f"--max-episode-tokens {sampling.max_episode_tokens} exceeds"
+    return (
+        f"-mpt {config.data.max_prompt_tokens} + -mnt {sampling.max_new_tokens} = {config.max_model_len} tokens exceed"
+    )
+
+
+def _shorter(config: Config, limit: int) -> str:
+    data = config.data
+    if config.sampling.max_episode_tokens is not None:
+        return f"--max-episode-tokens {limit}{f' -mpt {limit // 2}' if limit <= data.max_prompt_tokens else ''}"
+    if data.max_prompt_tokens < limit:
+        return f"-mnt {limit - data.max_prompt_tokens}"
+    return f"-mpt {limit // 2} -mnt {min(config.sampling.max_new_tokens, limit - limit // 2)}"
+
+
+def check_prompts(config: Config, train: PromptSet | None, evaluation: dict[str, PromptSet]) -> None:
+    """Raise ConfigError if a set of prompts has no usable one. `train`: None if it does not come from files."""
+    sets = {} if train is None else {"--dataset": train}
+    for name, prompt_set in {**sets, **{f"--eval-dataset {t}": s for t, s in evaluation.items()}}.items():
+        if not prompt_set.prompts:
+            raise ConfigError(
+                f"{name}: all {prompt_set.num_refused} prompts exceed "
+                f"--max-prompt-tokens {config.data.max_prompt_tokens}"
+            )
+
+
+def check_step(config: Config, plan: Plan, num_prompts: int | None) -> None:
+    """Raise ConfigError if the usable prompts do not fill one optimizer step. `num_prompts`: None if unknown."""
+    if num_prompts is not None and plan.num_steps == 0:
+        raise ConfigError(
+            f"--dataset {config.data.dataset_text}: {num_prompts} usable prompts x {config.data.num_episodes} "
+            f"episode(s) do not fill one optimizer step of tbs * dp = {config.prompts_per_step} prompts; "
+            f"nearest: {_smaller_step(config, num_prompts)}"
+        )
+
+
+def _smaller_step(config: Config, num_prompts: int) -> str:
+    """Return the flags with which so many prompts fill an optimizer step."""
+    more_episodes = f"-e {-(-config.prompts_per_step // num_prompts)}"
+    limit = num_prompts * config.data.num_episodes // config.dp
+    if limit < 1:
+        return more_episodes
+    per_rollout = config.prompts_per_rollout // config.dp
+    size = next(size for size in range(min(limit, per_rollout), 0, -1) if per_rollout % size == 0)
+    return f"{more_episodes} or {_with_others(f'-tbs {size}', config, {'train_batch_size': size})}"
+
+
+def _with_others(flags: str, config: Config, sizes: dict[str, int]) -> str:
+    """Return `flags`, and the other flags that have to change with these sizes for the rules to hold."""
+    return " ".join([flags, *nearest_flags(config.with_changes(**sizes))[:1]])

@@ -1,0 +1,182 @@
+"""Test what a run on GPUs takes where layout and share are open: it fits, it can be pinned, what was given stays."""
+
+import re
+
+import make_gpu_plans as plans
+import pytest
+import yaml
+from transformers import PretrainedConfig
+
+from coati_rl.config.cli import parse, parse_job
+from coati_rl.config.commands import OFFLINE
+from coati_rl.config.gpu_rules import with_device_defaults
+from coati_rl.config.offline_rules import with_offline_defaults
+from coati_rl.errors import ConfigError
+from coati_rl.memory.layouts import PLAIN
+from coati_rl.preflight.job_memory import job_check, run_check
+from coati_rl.preflight.layout_choice import with_job_choices, with_run_choices
+from consumer.parallel.layout_rules import check_layout
+
+GIB = 2**30
+OF_EXPERIMENT = "-g 8 -mpt 1024 -mnt 4096"
+SPLITS = {8: (4, 4, 1), 16: (8, 4, 2), 64: (32, 8, 4)}  # GPUs: trainers, engines, ranks of an engine
+
+
+def run_of(flags: str, num_gpus: int = 8):
+    """Return a config of a run on so many GPUs, elsewhere, and the names of what was given of its sizes."""
+    trainers, engines, width = SPLITS[num_gpus]
+    sizes = f"-t {trainers} -i {engines} -ptp {width} -tbs {8 * engines} -ibs {8 * trainers}"
+    config = parse(f"{sizes} {OF_EXPERIMENT} --master_address 10.0.0.1 {flags}".split())[0]
+    return with_device_defaults(config, "cuda"), config.parallel.model_fields_set
+
+
+def chosen(flags: str, *, model: str = "Qwen2.5-7B", num_gpus: int = 8, gpu_gib: int | None = 80):
+    """Return the config with what was chosen, and the plan's line; empty if there is none."""
+    config, given = run_of(flags, num_gpus)
+    config, lines = with_run_choices(
+        config,
+        plans.hf_config_of(model),
+        "cuda",
+        given=given,
+        check_layout=check_layout,
+        gpu_memory=None if gpu_gib is None else gpu_gib * GIB,
+    )
+    return config, "".join(lines)
+
+
+def layout(config):
+    return {name: value for name, value in config.parallel.model_dump().items() if PLAIN.get(name, value) != value}
+
+
+GIVEN = ("-zero 1", "-tp 2", "--plugin fsdp2", "--gpu-memory-utilization 0.5 -kl 0", "-tmbs 2")
+CASES = [("Qwen2.5-7B", 8)]
+CASES += [case for model in plans.MODELS for num_gpus in SPLITS if (case := (model, num_gpus)) not in CASES]
+PRODUCT = [(*case, "") for case in CASES] + [(*CASES[0], flags) for flags in GIVEN]
+PRODUCT += [pytest.param(*case, flags, marks=pytest.mark.full) for case in CASES[1:] for flags in GIVEN]
+
+
+@pytest.mark.parametrize(("model", "num_gpus", "flags"), PRODUCT)
+def test_what_is_chosen_is_accepted_by_the_check_that_refuses_and_nothing_given_changes(model, num_gpus, flags):
+    before, given = run_of(flags, num_gpus)
+    config, line = chosen(flags, model=model, num_gpus=num_gpus)
+    values, were = config.flat(), before.flat()
+    open_ones = {*PLAIN, "gpu_memory_utilization", "max_tokens_per_microbatch", "gradient_checkpointing"}
+    assert {name for name in values if values[name] != were[name]} <= open_ones - given
+    if {*PLAIN} & given:
+        assert {name: values[name] for name in PLAIN} == {name: were[name] for name in PLAIN}
+    assert line or "gpu_memory_utilization" in given
+    hf_config = plans.hf_config_of(model)
+    checked = run_check(config, hf_config, plans.MACHINE, prompt_tokens=None, check_layout=check_layout)
+    refusal, warnings = "", []
+    try:
+        _, warnings = checked.run()
+    except ConfigError as error:
+        refusal = str(error)
+    needs = r"needs [\d.]+ GiB of its GPU, which has 80\.0 GiB .*(nearest: -|-t \d+ --plugin fsdp2.* holds it)"
+    assert not refusal or re.search(needs, refusal)
+    fits = {"Qwen3-0.6B": 8, "Qwen2.5-7B": 8, "Qwen2.5-32B": 64, "Qwen2.5-72B": 64, "Llama-70B": 64}
+    if not {*PLAIN} & given and "-tmbs" not in flags:
+        assert (not refusal and not warnings) == (num_gpus >= fits[model])
+
+
+@pytest.mark.parametrize(("model", "fits"), [("Qwen3-0.6B", True), ("Qwen2.5-7B", False), ("Qwen2.5-72B", False)])
+def test_on_one_gpu_a_small_model_is_fine_tuned_whole_and_a_large_one_is_told_how_many_it_takes(model, fits):
+    config = parse_job(["--master_address", "10.0.0.1"], OFFLINE["sft"])[0]
+    hf_config = plans.hf_config_of(model)
+    config, lines = with_job_choices(
+        with_offline_defaults(config, "cuda"),
+        hf_config,
+        "cuda",
+        given=(),
+        check_layout=check_layout,
+        gpu_memory=80 * GIB,
+    )
+    checked = job_check(config, hf_config, plans.MACHINE, samples=(), check_layout=check_layout)
+    assert layout(config) == {}
+    if fits:
+        assert lines[0].endswith("-zero 0: one trainer") and checked.run()[1] == []
+    else:
+        with pytest.raises(ConfigError, match=r"-t \d+ --plugin fsdp2 holds it on GPUs of 80\.0 GiB"):
+            checked.run()
+
+
+@pytest.mark.parametrize(
+    ("flags", "model", "expected"),
+    [
+        ("", "Qwen3-0.6B", {"zero_stage": 1}),
+        ("--precision fp32", "Qwen3-0.6B", {}),  # ZeRO keeps masters of bfloat16 weights
+        ("", "Qwen2.5-7B", {"plugin": "fsdp2"}),
+        ("--precision fp32", "Qwen2.5-7B", {"plugin": "fsdp2"}),
+        ("--optimizer mine.py:make", "Qwen2.5-7B", {}),  # which may need whole parameters
+    ],
+)
+def test_the_fastest_layout_that_fits_is_taken(flags, model, expected):
+    config, _ = chosen(flags, model=model)
+    assert layout(config) == expected
+
+
+def test_matrices_are_cut_only_where_no_sharding_fits_whatever_the_budget():
+    long = "-mnt 130000 -kl 0"
+    config, line = chosen(long, model="Qwen2.5-7B", num_gpus=16)
+    assert layout(config)["tensor_parallel_size"] in (2, 4, 8)
+    assert "(-zero 1 needs" in line
+
+
+def test_a_budget_that_was_not_given_is_lowered_before_memory_is_used_up_and_one_that_was_stays():
+    config, line = chosen("", model="Qwen2.5-72B", num_gpus=64)
+    tokens = config.parallel.max_tokens_per_microbatch
+    assert 5120 <= tokens < 16384 and f" --max-tokens-per-microbatch {tokens} " in line
+    config, line = chosen("--max-tokens-per-microbatch 16384 -kl 0", model="Qwen2.5-72B", num_gpus=64)
+    assert config.parallel.max_tokens_per_microbatch == 16384 and "that fits GPUs of 80.0 GiB (" in line
+
+
+@pytest.mark.parametrize("model", ["Qwen3-0.6B", "Qwen2.5-7B", "Qwen2.5-72B"])
+def test_the_flags_of_the_line_pin_what_was_chosen(model):
+    config, line = chosen("", model=model, num_gpus=64)
+    flags = line.removeprefix("chosen").partition(": ")[0]
+    pinned, again = chosen(flags, model=model, num_gpus=64)
+    assert again == ""
+    assert pinned == config
+
+
+def test_gpus_that_are_unknown_are_taken_to_have_80_gib_and_known_ones_are_not():
+    unknown, line = chosen("", gpu_gib=None)
+    assert layout(unknown) == layout(chosen("")[0]) and line.endswith("have 80.0 GiB, as theirs is unknown")
+    assert layout(chosen("", gpu_gib=180)[0]) == {"zero_stage": 1}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_architecture_that_is_not_counted_and_a_cpu_keep_the_defaults(device):
+    config, given = run_of("")
+    hf_config = plans.hf_config_of("Qwen2.5-7B") if device == "cpu" else PretrainedConfig()
+    found = with_run_choices(config, hf_config, device, given=given, check_layout=check_layout)
+    assert found == (config, ())
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ({"num_trainers": 4, "tensor_parallel_size": 2}, {"tensor_parallel_size": 2}),  # as many: dp stays
+        ({"num_trainers": 4}, {}),  # a run that wrote none had a plain one
+        ({"num_trainers": 4, "tensor_parallel_size": 3}, {"zero_stage": 1}),  # which does not divide the heads
+        ({"num_trainers": 2, "tensor_parallel_size": 2}, {"zero_stage": 1}),
+    ],
+)
+def test_a_resumed_run_keeps_its_layout_if_it_has_as_many_trainers(tmp_path, before, expected):
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text("{}")
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(before))
+    config, line = chosen(f"-cp {checkpoint}", model="Qwen3-0.6B")
+    assert layout(config) == expected
+    assert ("the layout of the run that is resumed" in line) == ("zero_stage" not in expected)
+
+
+def test_engines_that_are_too_narrow_are_refused_with_a_width_that_fits_on_as_many_gpus():
+    config, given = run_of("-ptp 1 -i 32 -tbs 8 -ibs 8", num_gpus=64)
+    hf_config = plans.hf_config_of("Qwen2.5-72B")
+    config, _ = with_run_choices(config, hf_config, "cuda", given=given, check_layout=check_layout, gpu_memory=80 * GIB)
+    assert layout(config) == {"plugin": "fsdp2"}  # the trainers' choice does not depend on the engines
+    checked = run_check(config, hf_config, plans.MACHINE, prompt_tokens=None, check_layout=check_layout)
+    with pytest.raises(ConfigError, match=r"engine rank needs .*; nearest: -ptp 2 -i 16 -ibs 16, or -ptp 4 -i 8"):
+        checked.run()

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from coati_rl.config import Config
 from coati_rl.config.cli import build_job
-from coati_rl.config.offline import OfflineConfig
-from coati_rl.config.offline_jobs import DpoJobConfig, KtoJobConfig, PrmJobConfig, RmJobConfig, SftJobConfig
+from coati_rl.config.commands import OFFLINE
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
 from coati_rl.preflight.resources import checked_model_config, load_tokenizer, resolve_model
@@ -15,10 +14,6 @@ from coati_rl.preflight.sample_rows import with_sample_rows
 from coati_rl.types import Device
 
 logger = logging.getLogger(__name__)
-
-_JOBS: dict[str, type[OfflineConfig]] = {
-    job.JOB: job for job in (SftJobConfig, RmJobConfig, DpoJobConfig, KtoJobConfig, PrmJobConfig)
-}
 
 
 def device_of(device: Literal["auto", "cpu", "cuda"]) -> Device:
@@ -56,7 +51,7 @@ def trainer_config(model: str | Path, loss: Any, *, num_trainers: int, device: D
     from consumer.proofs.model import try_model
 
     values = {"num_trainers": num_trainers, **flags, "model": str(model_dir(model))}
-    job: type[TrainingConfig] = _JOBS.get(loss, Config) if isinstance(loss, str) else Config
+    job: type[TrainingConfig] = OFFLINE.get(loss, Config) if isinstance(loss, str) else Config
     if job is Config:
         values |= {"algo": loss} if isinstance(loss, str) else {"kl_coeff": 0.0, "compute_all_samples": True}
     config = build_job(values, job)

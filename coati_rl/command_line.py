@@ -6,15 +6,19 @@ from importlib import import_module
 
 from coati_rl import __version__
 
+# Jobs on a dataset: the same function runs each by its name.
+JOBS = {
+    "sft": "fine-tune on conversations or text",
+    "rm": "train a reward model on pairs of completions",
+    "dpo": "train on preferences: DPO, IPO, SimPO, ORPO and others",
+    "kto": "train on completions labelled desirable or undesirable",
+    "prm": "train a process reward model on solutions with labelled steps",
+}
 # Name -> "module:function" of a function from arguments to exit code, and what --help says of it. The modules are above
 # this package in the order of imports, so they are named here and imported when they run.
 COMMANDS = {
     "rl": ("rl_example:run", "train a policy with producers, trainers and verifiable rewards (rl_example.py)"),
-    "sft": ("consumer.__main__:sft", "fine-tune on conversations or text"),
-    "rm": ("consumer.__main__:rm", "train a reward model on pairs of completions"),
-    "dpo": ("consumer.__main__:dpo", "train on preferences: DPO, IPO, SimPO, ORPO and others"),
-    "kto": ("consumer.__main__:kto", "train on completions labelled desirable or undesirable"),
-    "prm": ("consumer.__main__:prm", "train a process reward model on solutions with labelled steps"),
+    **{name: ("consumer.__main__:main", summary) for name, summary in JOBS.items()},
     "generate": ("rl_generate:run", "sample, score and write responses to the prompts of a dataset (rl_generate.py)"),
     "score": ("rewards.__main__:score", "score responses: JSON lines from stdin to stdout"),
     "plot": ("coati_rl.observability.plot:main", "plot rewards, accuracies and losses of runs in one figure"),
@@ -46,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name == "serve" and any(word.partition("=")[0] == "--type" for word in rest):
         name = "serve-rewards"  # as it was called before models were served
     module, _, function = COMMANDS[name][0].partition(":")
-    exit_code: int = getattr(import_module(module), function)(rest)
+    exit_code: int = getattr(import_module(module), function)([name, *rest] if name in JOBS else rest)
     return exit_code
 
 

@@ -14,7 +14,6 @@ FinishReason = Literal["stop", "length", "abort"]
 Verdict = Literal["ok", "wrong", "invalid"]
 Purpose = Literal["train", "eval"]
 Device = Literal["cpu", "cuda"]
-OfflineJob = Literal["sft", "rm", "dpo", "kto", "prm"]  # on a dataset, without producers
 RolloutDetail = Literal["full", "text"]
 
 DEFAULT_TASK = "default"  # of rows that name none: the run's own reward, system prompt and sampling

@@ -36,31 +36,6 @@ def main(arguments: Sequence[str]) -> int:
     return run(OFFLINE[name], rest)
 
 
-def sft(arguments: Sequence[str]) -> int:
-    """Run `sft` with these arguments."""
-    return run(OFFLINE["sft"], arguments)
-
-
-def rm(arguments: Sequence[str]) -> int:
-    """Run `rm` with these arguments."""
-    return run(OFFLINE["rm"], arguments)
-
-
-def dpo(arguments: Sequence[str]) -> int:
-    """Run `dpo` with these arguments."""
-    return run(OFFLINE["dpo"], arguments)
-
-
-def kto(arguments: Sequence[str]) -> int:
-    """Run `kto` with these arguments."""
-    return run(OFFLINE["kto"], arguments)
-
-
-def prm(arguments: Sequence[str]) -> int:
-    """Run `prm` with these arguments."""
-    return run(OFFLINE["prm"], arguments)
-
-
 def run(job: type[OfflineConfig], arguments: Sequence[str]) -> int:
     """Run a job in a child process that leaves nothing behind; returns the exit code."""
     return run_under_subreaper(functools.partial(_main, job, arguments), prog=job.prog())

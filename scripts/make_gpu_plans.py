@@ -20,7 +20,7 @@ from typing import Any
 
 from coati_rl.config import Config
 from coati_rl.config.gpu_rules import with_device_defaults
-from coati_rl.config.offline_jobs import SftJobConfig
+from coati_rl.config.jobs.sft import SftJobConfig
 from coati_rl.config.offline_rules import with_offline_defaults
 from coati_rl.config.parallel import ParallelConfig
 from coati_rl.config.rules import check

@@ -3,8 +3,12 @@
 from coati_rl.config.config import Config
 from coati_rl.config.fields import described, spelling
 from coati_rl.config.generate import GenerateConfig
+from coati_rl.config.jobs.dpo import DpoJobConfig
+from coati_rl.config.jobs.kto import KtoJobConfig
+from coati_rl.config.jobs.prm import PrmJobConfig
+from coati_rl.config.jobs.rm import RmJobConfig
+from coati_rl.config.jobs.sft import SftJobConfig
 from coati_rl.config.offline import OfflineConfig
-from coati_rl.config.offline_jobs import DpoJobConfig, KtoJobConfig, PrmJobConfig, RmJobConfig, SftJobConfig
 from coati_rl.config.sections import JobConfig
 from coati_rl.config.serve import ServeConfig
 from coati_rl.config.training import TrainingConfig

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Self
 from coati_rl.algorithms.choices import CORRECTION_BOUNDS
 from coati_rl.config.algorithm import PRESET_FIELDS, AlgorithmConfig
 from coati_rl.config.data import DataConfig
+from coati_rl.config.distillation import DistillationConfig
 from coati_rl.config.environment import EnvironmentConfig
 from coati_rl.config.fields import Section
-from coati_rl.config.objectives.distillation import DistillationConfig
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.parallel import ParallelConfig
 from coati_rl.config.presets import read_preset

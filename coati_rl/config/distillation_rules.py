@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from coati_rl.config.config import Config
+from coati_rl.config.distillation import DistillationConfig
 from coati_rl.config.fields import spelling
-from coati_rl.config.objectives.distillation import DistillationConfig
 from coati_rl.reward_spec import NO_REWARD
 
 

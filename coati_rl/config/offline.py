@@ -1,18 +1,20 @@
-"""The configuration of jobs on a dataset, which have no producers; the jobs are in `offline_jobs`."""
+"""The configuration of jobs on a dataset, which have no producers; each job is a file of `config.jobs`."""
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from coati_rl.config.offline_data import OfflineDataConfig
 from coati_rl.config.training import TrainingConfig
-from coati_rl.types import OfflineJob
 
 
 class OfflineConfig(TrainingConfig):
     """The settings of a job on a dataset."""
 
-    JOB: ClassVar[OfflineJob]  # the command's name
+    JOB: ClassVar[str]  # the command's name
+    SAMPLES: ClassVar[str]  # "module:function" from forms of rows, a tokenizer and options to samples
+    OBJECTIVE: ClassVar[str]  # "module:function" from this configuration and a function that loads the tokenizer
     UNIT: ClassVar[int] = 1  # samples that a row makes, which are compared in the loss
+    HAS_SCALAR_HEAD: ClassVar[bool] = False  # the trained model's, in place of the LM head
 
     data: OfflineDataConfig = OfflineDataConfig()
 
@@ -25,6 +27,26 @@ class OfflineConfig(TrainingConfig):
     @abstractmethod
     def objective_text(self) -> str:
         """Return the objective for people, as the plan shows it."""
+
+    @property
+    def sample_options(self) -> dict[str, Any]:
+        """Return the arguments of `SAMPLES` besides the length."""
+        return {}
+
+    @property
+    def step_token(self) -> str | None:
+        """Return the text after each step of a solution; None: rows have no steps."""
+        return None
+
+    @property
+    def streams_rows(self) -> bool:
+        """True if training rows are tokenised when they are drawn."""
+        return False
+
+    @property
+    def teacher(self) -> str | None:
+        """Return the model whose whole distribution is trained on; None: there is none."""
+        return None
 
     @property
     def uses_reference(self) -> bool:

@@ -1,4 +1,4 @@
-"""Set the rows of jobs on a dataset: their files, the columns that each job reads, and how long samples may be."""
+"""Set the rows of jobs on a dataset: their files, the columns of pairs, and how long samples may be."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import field_validator
 
-from coati_rl.config.data import DatasetFields, streaming_field
+from coati_rl.config.data import DatasetFields
 from coati_rl.config.fields import execution, experiment
 from coati_rl.config.named_paths import DataSource, check_no_shares, read_sources, shares_of
 
@@ -86,15 +86,6 @@ class OfflineDataConfig(DatasetFields):
         return {name: getattr(self, f"{key}_key", None) for key, name in {**parts, "label": "label"}.items()}
 
 
-class SftDataConfig(OfflineDataConfig):
-    """Training and evaluation rows: conversations, prompts with completions, or text."""
-
-    streaming: bool = streaming_field()
-    output_key: str | None = experiment(
-        None, "Column with the completion of the prompt; default: completion.", metavar="COLUMN"
-    )
-
-
 class PairDataConfig(OfflineDataConfig):
     """Training and evaluation rows: prompts with a chosen and a rejected completion."""
 
@@ -102,25 +93,3 @@ class PairDataConfig(OfflineDataConfig):
         None, "Column with the preferred completion; default: chosen.", metavar="COLUMN"
     )
     rejected_key: str | None = experiment(None, "Column with the other one; default: rejected.", metavar="COLUMN")
-
-
-class LabelledDataConfig(PairDataConfig):
-    """Training and evaluation rows: completions with a label, true or false, or pairs of both."""
-
-    output_key: str | None = experiment(
-        None, "Column with the completion of the prompt; default: completion.", metavar="COLUMN"
-    )
-    label_key: str | None = experiment(None, "Column with the label; default: label.", metavar="COLUMN")
-
-
-class StepsDataConfig(OfflineDataConfig):
-    """Training and evaluation rows: the steps of solutions with a label each."""
-
-    output_key: str | None = experiment(
-        None, "Column with a list of steps, where the prompt stands in another one; default: completions.",
-        metavar="COLUMN",
-    )  # fmt: skip
-    label_key: str | None = experiment(
-        None, "Column with the list of labels; default: labels, or label beside one text of all steps.",
-        metavar="COLUMN",
-    )  # fmt: skip

@@ -5,8 +5,8 @@ from typing import TypeVar
 
 from coati_rl.config.evaluation_rules import keep_best_problems
 from coati_rl.config.gpu_rules import TOKEN_BUDGET
+from coati_rl.config.jobs.sft import SftJobConfig
 from coati_rl.config.offline import OfflineConfig
-from coati_rl.config.offline_jobs import SftJobConfig
 from coati_rl.config.optimizer_rules import optimizer_problems
 from coati_rl.config.trainer_rules import plugin_problems, zero_problems
 from coati_rl.errors import ConfigError

@@ -57,7 +57,9 @@ def rm_samples(forms: Sequence[Form], tokenizer: Any, *, max_length: int) -> Off
     )
 
 
-def prm_samples(forms: Sequence[Form], tokenizer: Any, *, max_length: int, placeholder: str) -> OfflineSamples:
+def prm_samples(
+    forms: Sequence[Form], tokenizer: Any, *, max_length: int, placeholder: str, reward_tokens: Sequence[str]
+) -> OfflineSamples:
     """Return a sample of each Steps.
 
     A row that is one text is tokenised as it is, as OpenRLHF does; steps of a list are tokenised one by one, as TRL
@@ -68,9 +70,11 @@ def prm_samples(forms: Sequence[Form], tokenizer: Any, *, max_length: int, place
         tokenizer: a fast transformers tokenizer, with a chat template if there are messages.
         max_length: tokens of a sample, which may end with one more placeholder than there are steps.
         placeholder: text of a single token.
-    Raises: ConfigError if the placeholder is not a token, or naming the row in whose text it is not found as often as
+        reward_tokens: texts of the labels, single tokens too.
+    Raises: ConfigError if one of these is not a token, or naming the row in whose text it is not found as often as
         there are steps.
     """
+    label_token_ids(tokenizer, reward_tokens)  # refused before anything starts
     placeholder_id = single_token_id(tokenizer, placeholder, "--placeholder-token")
     samples, rows, num_cut = list[Sample](), list[int](), 0
     for number, form in enumerate(forms):

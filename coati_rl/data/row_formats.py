@@ -22,11 +22,10 @@ from coati_rl.data.row_messages import (
     tools_of,
 )
 from coati_rl.errors import ConfigError
-from coati_rl.types import OfflineJob
 
 _PAIRS = (("messages", "chosen", "rejected"), ("prompt", "chosen", "rejected"), ("chosen", "rejected"))
 _LABELLED = (("messages", "completion", "label"), ("prompt", "completion", "label"), ("completion", "label"))
-FORMATS: Mapping[OfflineJob, tuple[tuple[str, ...], ...]] = {  # the columns of each format of a job
+FORMATS: Mapping[str, tuple[tuple[str, ...], ...]] = {  # the columns of each format of a job
     "sft": (("messages",), ("prompt", "completion"), ("text",)),
     "rm": _PAIRS,
     "dpo": _PAIRS,
@@ -69,7 +68,7 @@ class FormSet:
     num_equal: int = 0  # pairs left out because chosen and rejected are equal: they prefer nothing
 
 
-def read_forms(rows: Iterable[tuple[str, Any]], job: OfflineJob, columns: Columns | None = None) -> FormSet:
+def read_forms(rows: Iterable[tuple[str, Any]], job: str, columns: Columns | None = None) -> FormSet:
     """Return the forms of rows.
 
     Args:
@@ -86,7 +85,7 @@ def read_forms(rows: Iterable[tuple[str, Any]], job: OfflineJob, columns: Column
     return FormSet(forms=tuple(forms), num_equal=num_equal)
 
 
-def _with_usual_names(row: Any, job: OfflineJob, columns: Columns, where: str) -> dict[str, Any]:
+def _with_usual_names(row: Any, job: str, columns: Columns, where: str) -> dict[str, Any]:
     """Return a row with its columns as they are called in the formats, without those that hold nothing."""
     if not isinstance(row, Mapping):
         raise ConfigError(f"{where}: is {type(row).__name__}; write an object with {_listed(FORMATS[job][0])}")
@@ -100,7 +99,7 @@ def _with_usual_names(row: Any, job: OfflineJob, columns: Columns, where: str) -
     return renamed
 
 
-def _usual_name(key: str, value: object, job: OfflineJob, columns: Columns) -> str:
+def _usual_name(key: str, value: object, job: str, columns: Columns) -> str:
     """Return what the column of a flag is called in the formats of a job."""
     if job == "prm":  # one text of all steps, unless --output-key names a list of them
         in_text = {"prompt": "input"}
@@ -112,7 +111,7 @@ def _usual_name(key: str, value: object, job: OfflineJob, columns: Columns) -> s
     return key
 
 
-def _read(row: dict[str, Any], job: OfflineJob, columns: Columns, where: str) -> Sequence[Form] | None:
+def _read(row: dict[str, Any], job: str, columns: Columns, where: str) -> Sequence[Form] | None:
     """Return the forms of a row; None for a pair of equal completions."""
     row, present = _format_of(row, job)
     if present is None:
@@ -135,7 +134,7 @@ def _read(row: dict[str, Any], job: OfflineJob, columns: Columns, where: str) ->
     return [Labelled(prompt=pair.prompt, completion=text, label=label, **given) for text, label in both]
 
 
-def _format_of(row: dict[str, Any], job: OfflineJob) -> tuple[dict[str, Any], tuple[str, ...] | None]:
+def _format_of(row: dict[str, Any], job: str) -> tuple[dict[str, Any], tuple[str, ...] | None]:
     """Return a row and the columns of its format; an empty column, as in CSV, counts where there is no other format.
 
     Without `messages` and `prompt`, the column `conversations` stands in their place: for `sft` in a row of no other
@@ -234,7 +233,7 @@ def _marked_steps(text: Any, mark: str | None, where: str) -> list[str]:
     return steps
 
 
-def _refusal(row: Mapping[str, Any], job: OfflineJob) -> str:
+def _refusal(row: Mapping[str, Any], job: str) -> str:
     """Say what a row lacks: of the nearest format of its job, or that it is a row of another job."""
     nearest = max(FORMATS[job], key=lambda each: (sum(key in row for key in each), -len(each)))
     missing = [key for key in nearest if key not in row]

@@ -60,11 +60,11 @@ class StreamedSamples(Sequence[Sample]):
 
     Args:
         sources: of the rows.
-        make: `offline_samples.sft_samples` of forms, of which the first has a number.
+        make: `offline_samples.sft_samples` of forms, of which `first` is the number of the first one.
     Raises: ConfigError naming the row of which the chat template makes no turns.
     """
 
-    def __init__(self, sources: Sequence[StreamedForms], make: Callable[[Sequence[Form], int], OfflineSamples]) -> None:
+    def __init__(self, sources: Sequence[StreamedForms], make: Callable[..., OfflineSamples]) -> None:
         self._sources, self._make = sources, make
         digest, self._usable, number = SampleDigest(), array("I"), 0
         self.num_cut = self.num_tokens = self.num_loss_tokens = 0
@@ -72,7 +72,7 @@ class StreamedSamples(Sequence[Sample]):
         for source in sources:
             before = len(self._usable)
             for form in source:
-                made = make([form], number)
+                made = make([form], first=number)
                 for sample in made.samples:
                     self._usable.append(number)
                     digest.add(sample)
@@ -98,7 +98,7 @@ class StreamedSamples(Sequence[Sample]):
         number = place = self._usable[index]
         for source in self._sources:
             if place < len(source):
-                (sample,) = self._make([source[place]], number).samples
+                (sample,) = self._make([source[place]], first=number).samples
                 return sample
             place -= len(source)
         raise IndexError(index)

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 from coati_rl.config import Config
 from coati_rl.config.engine_rules import check_width
 from coati_rl.config.offline import OfflineConfig
-from coati_rl.config.offline_jobs import RmJobConfig, SftJobConfig
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.rules import check
@@ -167,12 +166,11 @@ def _models_of_job(config: OfflineConfig, hf_config: Any) -> RunModels:
     """Return the models that a trainer holds; a reference that is computed first is freed before the first step."""
     has_reference = config.uses_reference and not config.precomputes_reference
     frozen = [config.reference_model] if has_reference else []
-    teacher = config.distillation.teacher if isinstance(config, SftJobConfig) else None
-    frozen += [teacher] if teacher is not None else []
+    frozen += [config.teacher] if config.teacher is not None else []
     return RunModels(
         policy=hf_config,
         frozen=tuple(_config_of(each, config, hf_config) for each in frozen if _is_here(each)),
-        has_scalar_head=isinstance(config, RmJobConfig),
+        has_scalar_head=config.HAS_SCALAR_HEAD,
     )
 
 

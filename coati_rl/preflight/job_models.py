@@ -6,7 +6,6 @@ from typing import Any
 
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
-from coati_rl.config.offline_jobs import SftJobConfig
 from coati_rl.preflight.resources import (
     checked_model_config,
     read_model_config,
@@ -43,6 +42,7 @@ def with_run_models(
     config, tokenizer = with_tokenizer(config, directory, needs_chat_template=not has_template)
     config, of_teacher = with_teacher(
         config,
+        config.distillation.teacher,
         tokenizer,
         hf_config,
         without_full="use --distill-kl token" if config.distillation.distill_kl == "full" else None,
@@ -75,18 +75,17 @@ def with_dataset_models(
         is_dry_run: do not fetch a reference model or a teacher.
     Raises: ConfigError for a chat template, a reference model or a teacher that does not fit the model.
     """
-    warnings = list[str]()
     config, tokenizer = with_tokenizer(config, directory, needs_chat_template=needs_chat_template)
     config = _with_reference(config, tokenizer, hf_config, check_layout=check_layout, is_dry_run=is_dry_run)
-    if isinstance(config, SftJobConfig):
-        config, warnings = with_teacher(
-            config,
-            tokenizer,
-            hf_config,
-            without_full="leave --teacher out",
-            check_layout=check_layout,
-            is_dry_run=is_dry_run,
-        )
+    config, warnings = with_teacher(
+        config,
+        config.teacher,
+        tokenizer,
+        hf_config,
+        without_full="leave --teacher out",
+        check_layout=check_layout,
+        is_dry_run=is_dry_run,
+    )
     config, of_rows = with_sample_rows(config, _computed_models(config), try_model=try_model)
     return config, tokenizer, [*warnings, *of_rows]
 
@@ -115,6 +114,6 @@ def _computed_models(config: OfflineConfig) -> dict[str, str | None]:
     models: dict[str, str | None] = {"--model": config.model.model}
     if config.uses_reference:
         models["--reference-model"] = config.reference_model
-    if isinstance(config, SftJobConfig):
-        models["--teacher"] = config.distillation.teacher
+    if config.teacher is not None:
+        models["--teacher"] = config.teacher
     return models

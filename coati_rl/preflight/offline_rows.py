@@ -1,6 +1,7 @@
 """Read the rows of a job on a dataset, and make the samples that the job trains on."""
 
-from collections.abc import Sequence
+import pkgutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,13 +10,11 @@ import numpy as np
 
 from coati_rl.config.named_paths import read_sources
 from coati_rl.config.offline import OfflineConfig
-from coati_rl.config.offline_jobs import PrmJobConfig, SftJobConfig
 from coati_rl.config.offline_plan import RowCounts
 from coati_rl.data.files import read_rows
 from coati_rl.data.forms import Conversation, Form, Labelled, Pair
 from coati_rl.data.mixing import Mixing
-from coati_rl.data.offline_samples import LossOn, OfflineSamples, kto_samples, pair_samples, sft_samples
-from coati_rl.data.reward_samples import label_token_ids, prm_samples, rm_samples
+from coati_rl.data.offline_samples import OfflineSamples, pair_samples
 from coati_rl.data.row_formats import Columns, read_forms
 from coati_rl.data.streamed_samples import StreamedForms, StreamedSamples
 from coati_rl.errors import ConfigError
@@ -46,10 +45,9 @@ class SourceForms:
 def load_forms(config: OfflineConfig, text: str, *, flag: str) -> SourceForms:
     """Read and check the rows of the sources that a flag lists. Raises: ConfigError naming the row."""
     data = config.data
-    step_token = config.objective.placeholder_token if isinstance(config, PrmJobConfig) else None
-    columns = Columns(**data.columns, input_template=data.input_template, step_token=step_token)
+    columns = Columns(**data.columns, input_template=data.input_template, step_token=config.step_token)
     limit = data.max_samples if flag == TRAIN_FLAG else None
-    if isinstance(config, SftJobConfig) and config.data.streaming and flag == TRAIN_FLAG:
+    if config.streams_rows and flag == TRAIN_FLAG:
         streamed = tuple(
             StreamedForms(source.path, flag=flag, columns=columns, max_rows=limit) for source in read_sources(text)
         )
@@ -73,9 +71,9 @@ def needs_chat_template(rows: SourceForms) -> bool:
 
 def make_samples(config: OfflineConfig, rows: SourceForms, tokenizer: Any, *, flag: str) -> SampleSet:
     """Render and tokenise the rows of a flag. Raises: ConfigError naming the row."""
-    if rows.streamed and isinstance(config, SftJobConfig):
+    if rows.streamed:
         return _streamed(config, rows, tokenizer)
-    made = _samples(config, rows.forms, tokenizer)
+    made = _sampler(config, tokenizer)(rows.forms)
     counts = RowCounts(
         num_rows=len(made.rows),
         num_equal=rows.num_equal,
@@ -88,10 +86,8 @@ def make_samples(config: OfflineConfig, rows: SourceForms, tokenizer: Any, *, fl
     return SampleSet(samples=made.samples, counts=counts, mixing=mixing)
 
 
-def _streamed(config: SftJobConfig, rows: SourceForms, tokenizer: Any) -> SampleSet:
-    length, loss_on = config.data.max_length, config.objective.loss_on
-    make = partial(_sft_samples, tokenizer=tokenizer, max_length=length, loss_on=loss_on)
-    samples = StreamedSamples(rows.streamed, make)
+def _streamed(config: OfflineConfig, rows: SourceForms, tokenizer: Any) -> SampleSet:
+    samples = StreamedSamples(rows.streamed, _sampler(config, tokenizer))
     counts = RowCounts(
         num_rows=len(samples),
         num_equal=0,
@@ -104,21 +100,10 @@ def _streamed(config: SftJobConfig, rows: SourceForms, tokenizer: Any) -> Sample
     return SampleSet(samples=samples, counts=counts, mixing=mixing)
 
 
-def _sft_samples(
-    forms: Sequence[Form], first: int, *, tokenizer: Any, max_length: int, loss_on: LossOn
-) -> OfflineSamples:
-    return sft_samples(forms, tokenizer, max_length=max_length, loss_on=loss_on, first=first)
-
-
-def _samples(config: OfflineConfig, forms: Sequence[Form], tokenizer: Any) -> OfflineSamples:
-    length = config.data.max_length
-    if isinstance(config, SftJobConfig):
-        return sft_samples(forms, tokenizer, max_length=length, loss_on=config.objective.loss_on)
-    if isinstance(config, PrmJobConfig):
-        label_token_ids(tokenizer, config.objective.reward_tokens)  # refused before anything starts
-        return prm_samples(forms, tokenizer, max_length=length, placeholder=config.objective.placeholder_token)
-    make = {"rm": rm_samples, "dpo": pair_samples, "kto": kto_samples}[config.JOB]
-    return make(forms, tokenizer, max_length=length)
+def _sampler(config: OfflineConfig, tokenizer: Any) -> Callable[..., OfflineSamples]:
+    """Return the function from forms to the job's samples; picklable."""
+    make = pkgutil.resolve_name(config.SAMPLES)
+    return partial(make, tokenizer=tokenizer, max_length=config.data.max_length, **config.sample_options)
 
 
 def tokens_of(config: OfflineConfig, form: Form, tokenizer: Any) -> list[np.ndarray]:
@@ -127,7 +112,7 @@ def tokens_of(config: OfflineConfig, form: Form, tokenizer: Any) -> list[np.ndar
         form = Pair(prompt=form.prompt, chosen=form.completion, rejected=form.completion, where=form.where)
         made = pair_samples([form], tokenizer, max_length=config.data.max_length)
     else:
-        made = _samples(config, [form], tokenizer)
+        made = _sampler(config, tokenizer)([form])
     arrays = [(np.append(each.prefix_ids, each.token_ids), each.loss_mask) for each in made.samples]
     return [array for pair in arrays for array in pair]
 

@@ -12,7 +12,6 @@ from typing import Any
 from coati_rl.checkpoint.dataset_resume import DatasetResume, open_dataset_resume
 from coati_rl.checkpoint.former_settings import with_former_settings
 from coati_rl.config.offline import OfflineConfig
-from coati_rl.config.offline_jobs import RmJobConfig
 from coati_rl.config.offline_plan import OfflinePlan, make_offline_plan
 from coati_rl.config.offline_rules import with_offline_defaults
 from coati_rl.config.plan import resolve_precision
@@ -168,7 +167,7 @@ def _with_model(
     config = with_offline_defaults(config, device)
     config, chosen = with_job_choices(config, hf_config, device, given=given, check_layout=check_layout)
     check_layout(config, hf_config)
-    uses: tuple[Use, ...] = ("trained", "rated") if isinstance(config, RmJobConfig) else ("trained",)
+    uses: tuple[Use, ...] = ("trained", "rated") if config.HAS_SCALAR_HEAD else ("trained",)
     precision = resolve_precision(config, device)
     hf_config, of_files = checked_model_config(directory, *uses, precision=precision, is_dry_run=is_dry_run)
     config, tokenizer, of_models = with_dataset_models(

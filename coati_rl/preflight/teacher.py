@@ -4,15 +4,16 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from coati_rl.config import Config
-from coati_rl.config.offline_jobs import SftJobConfig
+from coati_rl.config.offline import OfflineConfig
 from coati_rl.preflight.resources import checked_model_config, read_model_config, read_tokenizer, resolve_model
 from coati_rl.preflight.same_tokens import check_positions, check_vocabulary, check_vocabulary_sizes
 
-Distilled = TypeVar("Distilled", Config, SftJobConfig)
+Distilled = TypeVar("Distilled", Config, OfflineConfig)
 
 
 def with_teacher(
     config: Distilled,
+    teacher: str | None,
     tokenizer: Any,
     hf_config: Any,
     *,
@@ -24,6 +25,7 @@ def with_teacher(
 
     Args:
         config: of the job; its model is a directory.
+        teacher: of the config; None: it has none.
         tokenizer: of the model.
         hf_config: transformers config of the model.
         without_full: where whole distributions are compared, the remedy if that cannot be; None: they are not.
@@ -31,7 +33,6 @@ def with_teacher(
         is_dry_run: do not fetch a teacher.
     Raises: ConfigError if this model cannot be distilled from it.
     """
-    teacher = config.distillation.teacher
     if teacher is None:
         return config, []
     directory = resolve_model(teacher, is_dry_run=is_dry_run, flag="--teacher")

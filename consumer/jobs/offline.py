@@ -1,26 +1,20 @@
 """Train on a dataset, without producers: an objective, its steps, and evaluations of it on held-out samples."""
 
-from collections.abc import Iterator
+import pkgutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coati_rl.config.offline import OfflineConfig
-from coati_rl.config.offline_jobs import DpoJobConfig, KtoJobConfig, PrmJobConfig, RmJobConfig, SftJobConfig
-from coati_rl.data.reward_samples import label_token_ids, padding_token_id
+from coati_rl.data.reward_samples import padding_token_id
 from coati_rl.preflight.resources import load_tokenizer
 from coati_rl.protocols import Role
 from coati_rl.work import EvaluateWork, ReferenceWork
 from consumer.backend_config import ModelSource, frozen, trained
 from consumer.evaluation import Evaluator, score_samples
 from consumer.jobs.job import Trainer
-from consumer.objectives.cross_entropy import CrossEntropy
-from consumer.objectives.forward_kl import ForwardKL
-from consumer.objectives.kto import kto
 from consumer.objectives.objective import Objective
-from consumer.objectives.pairwise import Pairwise
-from consumer.objectives.preference import preference
-from consumer.objectives.process_reward import ProcessReward
 from consumer.optim.learning_rate import learning_rate
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
@@ -31,21 +25,8 @@ if TYPE_CHECKING:
 
 def objective_of(config: OfflineConfig) -> Objective:
     """Build the objective of a validated config. Raises: ConfigError for a label that is no token of the model."""
-    if isinstance(config, SftJobConfig) and config.distillation.teacher is not None:
-        return ForwardKL(kl_weight=config.distillation.distill_weight)
-    if isinstance(config, RmJobConfig):
-        return Pairwise(center_coefficient=config.objective.center_rewards_coefficient)
-    if isinstance(config, DpoJobConfig):
-        return preference(config.objective, has_ref_logprobs=config.precomputes_reference)
-    if isinstance(config, KtoJobConfig):
-        return kto(config.objective, has_ref_logprobs=config.precomputes_reference)
-    if isinstance(config, PrmJobConfig):
-        settings = config.objective
-        return ProcessReward(
-            label_token_ids=label_token_ids(_tokenizer(config), settings.reward_tokens),
-            is_restricted=settings.label_softmax == "reward-tokens",
-        )
-    return CrossEntropy()
+    make: Callable[..., Objective] = pkgutil.resolve_name(config.OBJECTIVE)
+    return make(config, lambda: _tokenizer(config))
 
 
 def models(config: OfflineConfig, directory: Path) -> dict[Role, ModelSource]:
@@ -53,13 +34,13 @@ def models(config: OfflineConfig, directory: Path) -> dict[Role, ModelSource]:
     from consumer.models.scalar_head import ScalarHead  # imports transformers
 
     head = None
-    if isinstance(config, RmJobConfig):
+    if config.HAS_SCALAR_HEAD:
         head = ScalarHead(seed=config.run.seed, pad_token_id=padding_token_id(_tokenizer(config)))
     found: dict[Role, ModelSource] = {"policy": trained(directory, config.optimizer, head=head)}
     if config.uses_reference:
         found["reference"] = frozen(Path(config.reference_model))
-    if isinstance(config, SftJobConfig) and config.distillation.teacher is not None:
-        found["teacher"] = frozen(Path(config.distillation.teacher))
+    if config.teacher is not None:
+        found["teacher"] = frozen(Path(config.teacher))
     return found
 
 

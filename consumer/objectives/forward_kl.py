@@ -4,12 +4,19 @@ The teacher's whole distribution is the target at each loss token. The text may 
 distillation, arXiv:1606.07947) or any other (arXiv:1503.02531).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from coati_rl.config.jobs.sft import SftJobConfig
 from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import LossFn, Role
 from consumer.objectives.cross_entropy import CrossEntropy
 from consumer.objectives.objective import mean_of
+
+
+def of_job(config: SftJobConfig, load_tokenizer: Callable[[], Any]) -> CrossEntropy:
+    """Build the objective of supervised fine-tuning: cross-entropy, or the mixture if there is a teacher."""
+    return CrossEntropy() if config.teacher is None else ForwardKL(kl_weight=config.distillation.distill_weight)
 
 
 class ForwardKL(CrossEntropy):

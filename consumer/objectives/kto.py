@@ -4,8 +4,9 @@ A unit is an example and the same prompt with another row's completion, which on
 tokens per row, E examples.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from coati_rl.algorithms.kto import check_weights, kl_estimate, kto_terms
 from coati_rl.algorithms.preference import check_beta
 from coati_rl.algorithms.sequences import unit_sums
 from coati_rl.batch import MicroBatch
-from coati_rl.config.objectives.kto import KtoConfig
+from coati_rl.config.jobs.kto import KtoJobConfig
 from coati_rl.protocols import Role
 from consumer.objectives.completion_metrics import completion_metrics
 from consumer.objectives.objective import SingleLoss
@@ -129,6 +130,6 @@ class Kto(SingleLoss):
         }
 
 
-def kto(config: KtoConfig, *, has_ref_logprobs: bool = False) -> Kto:
-    """Build the objective of a validated config; `has_ref_logprobs`: the samples hold the reference's."""
-    return Kto(**config.model_dump(), has_ref_logprobs=has_ref_logprobs)
+def of_job(config: KtoJobConfig, load_tokenizer: Callable[[], Any]) -> Kto:
+    """Build the objective of training on labelled completions."""
+    return Kto(**config.objective.model_dump(), has_ref_logprobs=config.precomputes_reference)

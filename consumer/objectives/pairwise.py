@@ -4,14 +4,16 @@ The model has a scalar head. Samples 2k and 2k + 1 are the preferred and the oth
 token each: its source is the token whose value is the reward (see `coati_rl.data.reward_samples`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from coati_rl.algorithms.reward_model import bradley_terry_loss
 from coati_rl.algorithms.sequences import unit_sums
+from coati_rl.config.jobs.rm import RmJobConfig
 from consumer.objectives.objective import SingleLoss, mean_of
 
 
@@ -64,3 +66,8 @@ class Pairwise(SingleLoss):
             "rewards/margins": mean_of(sums, "margin_sum", "num_pairs"),
             "pairs": int(sums["num_pairs"]),
         }
+
+
+def of_job(config: RmJobConfig, load_tokenizer: Callable[[], Any]) -> Pairwise:
+    """Build the objective of a reward model's training."""
+    return Pairwise(center_coefficient=config.objective.center_rewards_coefficient)

@@ -3,8 +3,9 @@
 A pair is a unit of two samples, the chosen one first. R rows, M loss tokens per row, P pairs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from coati_rl.algorithms.preference import (
 )
 from coati_rl.algorithms.sequences import unit_sums
 from coati_rl.batch import MicroBatch
-from coati_rl.config.objectives.preference import PreferenceConfig
+from coati_rl.config.jobs.dpo import DpoJobConfig
 from coati_rl.protocols import Role
 from consumer.objectives.completion_metrics import completion_metrics
 from consumer.objectives.objective import SingleLoss, Targets, mean_of
@@ -154,11 +155,12 @@ class Preference(SingleLoss):
         }
 
 
-def preference(config: PreferenceConfig, *, has_ref_logprobs: bool = False) -> Preference:
-    """Build the objective of a validated config; `has_ref_logprobs`: the samples hold the reference's."""
-    default = {"beta": _SIMPO_BETA} if config.loss == "simpo" else {}
-    given = {name: value for name, value in config.model_dump().items() if value is not None}
-    return Preference(**{**default, **given}, has_ref_logprobs=has_ref_logprobs)
+def of_job(config: DpoJobConfig, load_tokenizer: Callable[[], Any]) -> Preference:
+    """Build the objective of training on preferences."""
+    settings = config.objective
+    default = {"beta": _SIMPO_BETA} if settings.loss == "simpo" else {}
+    given = {name: value for name, value in settings.model_dump().items() if value is not None}
+    return Preference(**{**default, **given}, has_ref_logprobs=config.precomputes_reference)
 
 
 def _num_equal_pairs(micro_batch: MicroBatch) -> int:

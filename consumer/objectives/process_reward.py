@@ -4,8 +4,9 @@ Each loss token of a sample is a step: its source is the step's placeholder toke
 There are two label tokens, a positive and a negative one. N steps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from coati_rl.algorithms.reward_model import label_loss
 from coati_rl.batch import MicroBatch
+from coati_rl.config.jobs.prm import PrmJobConfig
+from coati_rl.data.reward_samples import label_token_ids
 from consumer.objectives.objective import SingleLoss, Targets, mean_of
 
 
@@ -65,3 +68,11 @@ class ProcessReward(SingleLoss):
             label = arrays.pop("step_label")
             arrays["target"] = np.where(is_positive, label, 1 - label)
         return micro_batch.replace_arrays(arrays)
+
+
+def of_job(config: PrmJobConfig, load_tokenizer: Callable[[], Any]) -> ProcessReward:
+    """Build the objective of a process reward model's training. Raises: ConfigError for a label that is no token."""
+    return ProcessReward(
+        label_token_ids=label_token_ids(load_tokenizer(), config.objective.reward_tokens),
+        is_restricted=config.objective.label_softmax == "reward-tokens",
+    )

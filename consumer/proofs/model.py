@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from coati_rl.config.offline_jobs import RmJobConfig
+from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.training import TrainingConfig
 from consumer.proofs.layout import check_layout_runs
 from consumer.proofs.samples import packed_difference
@@ -22,7 +22,7 @@ def try_model(config: TrainingConfig, directory: Path, *, flag: str) -> float:
         directory,
         name=name,
         max_tokens=config.max_sample_tokens,
-        has_scalar_head=flag == "--model" and isinstance(config, RmJobConfig),
+        has_scalar_head=flag == "--model" and isinstance(config, OfflineConfig) and config.HAS_SCALAR_HEAD,
     )
     check_layout_runs(
         directory, name=name, tp_size=parallel.tensor_parallel_size, pp_size=parallel.pipeline_parallel_size

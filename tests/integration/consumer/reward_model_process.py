@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from coati_rl.checkpoint.directory import load_state
 from coati_rl.config.cli import build_job
-from coati_rl.config.offline_jobs import RmJobConfig
+from coati_rl.config.jobs.rm import RmJobConfig
 from coati_rl.data.forms import Pair
 from coati_rl.data.reward_samples import padding_token_id, rm_samples
 from consumer.backend import Backend

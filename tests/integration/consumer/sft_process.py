@@ -5,7 +5,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from coati_rl.config.cli import build_job
-from coati_rl.config.offline_jobs import SftJobConfig
+from coati_rl.config.jobs.sft import SftJobConfig
 from coati_rl.data.forms import Conversation
 from coati_rl.data.offline_samples import sft_samples
 from tests.integration.consumer.dataset_process import layout_settings, train

@@ -10,7 +10,7 @@ from coati_rl.checkpoint.former_settings import with_former_settings
 from coati_rl.checkpoint.resumed_run import read_settings
 from coati_rl.config import Config
 from coati_rl.config.cli import parse_job
-from coati_rl.config.offline_jobs import SftJobConfig
+from coati_rl.config.jobs.sft import SftJobConfig
 from coati_rl.config.training import TrainingConfig
 
 OWN = "/own.py:make"

@@ -6,7 +6,7 @@ import pytest
 
 from coati_rl.config.cli import parse, parse_job
 from coati_rl.config.distillation_rules import distillation_problems, distillation_warnings
-from coati_rl.config.offline_jobs import SftJobConfig
+from coati_rl.config.jobs.sft import SftJobConfig
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError

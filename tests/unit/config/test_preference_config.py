@@ -5,10 +5,18 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from coati_rl.config.objectives.kto import KtoConfig
-from coati_rl.config.objectives.preference import PreferenceConfig
-from consumer.objectives.kto import Kto, kto
-from consumer.objectives.preference import Preference, preference
+from coati_rl.config.cli import build_job
+from coati_rl.config.commands import OFFLINE
+from coati_rl.config.jobs.dpo import PreferenceConfig
+from coati_rl.config.jobs.kto import KtoConfig
+from consumer.jobs.offline import objective_of
+from consumer.objectives.kto import Kto
+from consumer.objectives.objective import Objective
+from consumer.objectives.preference import Preference
+
+
+def built(job: str, **given: Any) -> Objective:
+    return objective_of(build_job({"model": "m", "dataset": "d", **given}, OFFLINE[job]))
 
 
 @pytest.mark.parametrize(
@@ -30,18 +38,18 @@ from consumer.objectives.preference import Preference, preference
 def test_an_objective_has_the_settings_that_are_given_and_its_losses_defaults(
     given: dict, expected: Preference
 ) -> None:
-    assert preference(PreferenceConfig(**given)) == expected
+    assert built("dpo", **given) == expected
 
 
 def test_precomputed_reference_log_probabilities_leave_out_the_reference() -> None:
-    assert preference(PreferenceConfig(), has_ref_logprobs=True).roles == {"policy"}
-    assert kto(KtoConfig(), has_ref_logprobs=True).roles == {"policy"}
-    assert kto(KtoConfig()).roles == {"policy", "reference"}
+    assert built("dpo", precompute_reference=True).roles == {"policy"}
+    assert built("kto", precompute_reference=True).roles == {"policy"}
+    assert built("kto").roles == built("dpo").roles == {"policy", "reference"}
 
 
 def test_ktos_objective_has_the_settings_that_are_given() -> None:
     settings = {"beta": 0.3, "desirable_weight": 1.33, "undesirable_weight": 0.5}
-    assert kto(KtoConfig(**settings)) == Kto(**settings)
+    assert built("kto", **settings) == Kto(**settings)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from coati_rl.config.objectives.process_reward import ProcessRewardConfig
-from coati_rl.config.objectives.reward_model import RewardModelConfig
+from coati_rl.config.jobs.prm import ProcessRewardConfig
+from coati_rl.config.jobs.rm import RewardModelConfig
 
 
 def test_a_reward_model_has_no_centre_penalty_unless_asked_for() -> None:

@@ -8,8 +8,8 @@ import pytest
 from coati_rl.config.cli import build_config, build_job, parse
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.generate_rules import check_generate
+from coati_rl.config.jobs.sft import SftJobConfig
 from coati_rl.config.named_paths import DataSource, read_sources
-from coati_rl.config.offline_jobs import SftJobConfig
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
 from coati_rl.generator_spec import GeneratorSpec, parse_generator

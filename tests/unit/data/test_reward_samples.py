@@ -23,6 +23,8 @@ from coati_rl.errors import ConfigError
 PAD, MARK = 0, 9
 TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}<e>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
 
+LABELS = ("+", "-")  # tokens of a right and of a wrong step
+
 
 class Tokenizer:
     def __init__(self, pad: int | None, eos: int | None) -> None:
@@ -146,7 +148,7 @@ def test_where_padding_ends_a_sequence_the_completion_is_read_before_it(tokenize
 def test_steps_of_a_list_and_of_one_text_get_a_placeholder_each(tokenizer) -> None:
     listed = Steps(prompt=turn("user", "a"), steps=("bc", "d"), labels=(1.0, 0.0))
     marked = Steps(prompt="", steps=("ab", "c"), labels=(0.5, 1.0))
-    made = prm_samples([listed, marked], tokenizer, max_length=20, placeholder="!")
+    made = prm_samples([listed, marked], tokenizer, max_length=20, placeholder="!", reward_tokens=LABELS)
     assert [text_of(sample, tokenizer) for sample in made.samples] == ["<s>a<e><s>bc!d!!", "ab!c!!"]
     assert [sample.arrays["step_label"].tolist() for sample in made.samples] == [[1.0, 0.0], [0.5, 1.0]]
 
@@ -156,7 +158,7 @@ def test_a_solution_that_is_cut_keeps_whole_steps_and_one_without_any_is_left_ou
         Steps(prompt="", steps=("ab", "cdefg"), labels=(0.0, 1.0)),
         Steps(prompt="", steps=("abcdef",), labels=(1.0,)),
     ]
-    made = prm_samples(forms, tokenizer, max_length=6, placeholder="!")
+    made = prm_samples(forms, tokenizer, max_length=6, placeholder="!", reward_tokens=LABELS)
     assert [text_of(sample, tokenizer) for sample in made.samples] == ["ab!cd"]
     assert made.samples[0].arrays["step_label"].tolist() == [0.0]
     assert (made.rows, made.num_cut, made.num_left_out) == ((0,), 1, 1)
@@ -166,13 +168,16 @@ def test_a_placeholder_that_is_no_token_or_not_where_it_should_be_is_refused(tok
     assert label_token_ids(tokenizer, ["+", "-"]) == (4, 5)
     for text in ("ab", "?"):
         with pytest.raises(ConfigError, match=rf"--placeholder-token '{re.escape(text)}' is .* one token"):
-            prm_samples([], tokenizer, max_length=9, placeholder=text)
+            prm_samples([], tokenizer, max_length=9, placeholder=text, reward_tokens=LABELS)
         with pytest.raises(ConfigError, match="--reward-tokens"):
             label_token_ids(tokenizer, ["+", text])
+        with pytest.raises(ConfigError, match="--reward-tokens"):
+            prm_samples([], tokenizer, max_length=9, placeholder="!", reward_tokens=["+", text])
     with pytest.raises(ConfigError, match="row 7: '!' is found 3 times among the tokens of 2 steps"):
         prm_samples(
             [Steps(prompt="", steps=("a!b", "c"), labels=(1.0, 1.0), where="row 7")],
             tokenizer,
             max_length=9,
             placeholder="!",
+            reward_tokens=LABELS,
         )

@@ -232,7 +232,7 @@ def test_tools_and_variables_of_a_row_go_to_the_chat_template_in_every_job(rende
     forms = forms_of(job, {**row, "tools": tools, "chat_template_kwargs": options})
     if job == "kto":
         forms += forms_of(job, {**row, "messages": [{**HI, "content": "Ho"}]})
-    given = {"placeholder": "|"} if job == "prm" else {}
+    given = {"placeholder": "|", "reward_tokens": ["Y", "o"]} if job == "prm" else {}
     sample = make(forms, tokenizer, max_length=1000, **given).samples[0]
     whole = [*sample.prefix_ids, *sample.token_ids]
     assert tokenizer.decode(whole).startswith("quiet f u:Hi\na:Yo")

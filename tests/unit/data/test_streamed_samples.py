@@ -7,7 +7,8 @@ import random
 import pytest
 
 from coati_rl.config.cli import build_job
-from coati_rl.config.offline_jobs import DpoJobConfig, SftJobConfig
+from coati_rl.config.jobs.dpo import DpoJobConfig
+from coati_rl.config.jobs.sft import SftJobConfig
 from coati_rl.data.dataset_source import DatasetSource
 from coati_rl.data.streamed_samples import StreamedSamples
 from coati_rl.errors import ConfigError, RunError

@@ -1,11 +1,14 @@
-"""Set the loss of preference pairs: DPO and related losses."""
+"""Define training on preferences."""
 
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import model_validator
 
-from coati_rl.algorithms.choices import WITH_LABEL_SMOOTHING, PreferenceLoss
+from coati_rl.algorithms.choices import WITH_LABEL_SMOOTHING, WITH_REFERENCE, PreferenceLoss
 from coati_rl.config.fields import Section, experiment
+from coati_rl.config.jobs.common import WithReference, project
+from coati_rl.config.offline_data import PairDataConfig
+from coati_rl.config.training import TrainingRunConfig
 
 
 class PreferenceConfig(Section):
@@ -48,3 +51,33 @@ class PreferenceConfig(Section):
         if loss == "robust" and not self.label_smoothing:
             raise ValueError("--loss robust needs --label-smoothing above 0, the share of wrong labels; or --loss dpo")
         return self
+
+
+class DpoRunConfig(TrainingRunConfig):
+    """Seed, outputs, intervals."""
+
+    project: str = project("DPO")
+
+
+class DpoJobConfig(WithReference):
+    """The settings of training on preferences."""
+
+    COMMAND: ClassVar[str] = "coati-rl dpo"
+    SUMMARY: ClassVar[str] = "Train on pairs of a chosen and a rejected completion: DPO, IPO, SimPO, ORPO and others."
+    JOB: ClassVar[str] = "dpo"
+    SAMPLES: ClassVar[str] = "coati_rl.data.offline_samples:pair_samples"
+    OBJECTIVE: ClassVar[str] = "consumer.objectives.preference:of_job"
+
+    data: PairDataConfig = PairDataConfig()
+    objective: PreferenceConfig = PreferenceConfig()
+    run: DpoRunConfig = DpoRunConfig()
+
+    @property
+    def uses_reference(self) -> bool:
+        """True if the loss compares with a reference model."""
+        return self.objective.loss in WITH_REFERENCE
+
+    @property
+    def objective_text(self) -> str:
+        """Return the objective for people, as the plan shows it."""
+        return f"{self.objective.loss} of pairs"

@@ -1,4 +1,4 @@
-"""Set the teacher of a distillation, and how its distribution enters the loss."""
+"""Set the teacher of a run, and how its distribution enters the loss."""
 
 from typing import Literal
 
@@ -19,18 +19,4 @@ class DistillationConfig(Section):
     distill_only: bool = experiment(False, "Learn from the teacher alone: rewards are only reported.")
     distill_kl: DistillKL = experiment(
         "token", "Reverse KL to the teacher: of the sampled token, as an advantage; or over the full vocabulary."
-    )
-
-
-class TeacherTextConfig(Section):
-    """Distillation on a dataset's text, such as a teacher wrote."""
-
-    teacher: str | None = experiment(
-        None,
-        "Frozen model whose distribution the text's tokens are trained on: directory or hub id, with the model's "
-        "vocabulary; None: off.",
-        metavar="MODEL",
-    )
-    distill_weight: float = experiment(
-        1.0, "Share of the forward KL to the teacher in the loss; the rest is cross-entropy.", gt=0, le=1
     )

@@ -1,1 +1,0 @@
-"""Define the sections that hold the settings of one objective each."""

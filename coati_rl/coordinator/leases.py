@@ -1,7 +1,7 @@
 """Record which producer rolls out which prompt, so that each prompt is delivered exactly once.
 
 A prompt is leased to one producer; if that dies, the prompt is issued again under a new lease, and results under the
-old one are refused.
+old one are refused. A producer generates or scores exactly as long as it holds a lease: its idle time needs no report.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from coati_rl.observability.idle import ProducerIdleFraction
 from coati_rl.types import Lease, Prompt, Purpose, SamplingParams
 
 
@@ -35,7 +36,10 @@ class OpenLease:
 
 
 class LeaseTable:
-    """Hold open leases, and prompts waiting to be issued again."""
+    """Hold open leases, and prompts waiting to be issued again.
+
+    `producer_idle` counts a producer from its `join` until its leases are revoked.
+    """
 
     def __init__(self, plans: dict[Purpose, SamplingPlan], *, seed: int) -> None:
         self._plans = plans
@@ -44,6 +48,7 @@ class LeaseTable:
         self._again: deque[Prompt] = deque()
         self._num_open: Counter[Purpose] = Counter()
         self._next_id = 0
+        self.producer_idle = ProducerIdleFraction()
 
     def issue(self, producer_id: int, draw: Callable[[], Prompt | None], *, sync_index: int = 0) -> Lease | None:
         """Lease a lost prompt again, else the next one of `draw`; None when there is none."""
@@ -58,6 +63,7 @@ class LeaseTable:
         lease = Lease(lease_id=self._next_id, prompt=prompt, group_size=plan.group_size, sampling=sampling)
         self._open[lease.lease_id] = OpenLease(lease=lease, producer_id=producer_id, sync_index=sync_index)
         self._next_id += 1
+        self.producer_idle.change(producer_id, 1)
         return lease
 
     def close(self, lease_id: int, producer_id: int) -> OpenLease | None:
@@ -67,10 +73,12 @@ class LeaseTable:
             return None
         del self._open[lease_id]
         self._num_open[closed.lease.prompt.purpose] -= 1
+        self.producer_idle.change(producer_id, -1)
         return closed
 
     def revoke(self, producer_id: int) -> int:
         """Take back a producer's leases, to be issued again. Returns: their number."""
+        self.producer_idle.leave(producer_id)
         lost = [lease_id for lease_id, entry in self._open.items() if entry.producer_id == producer_id]
         self._again.extend(self._open.pop(lease_id).lease.prompt for lease_id in lost)
         return len(lost)

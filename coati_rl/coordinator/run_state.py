@@ -14,13 +14,13 @@ from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.coordinator.checkpoint_schedule import CheckpointSchedule
 from coati_rl.coordinator.evaluation import EvaluationRounds
 from coati_rl.coordinator.event_log import EventLog
+from coati_rl.coordinator.leases import LeaseTable
 from coati_rl.coordinator.logprob_mismatch import LogprobMismatchMonitor
 from coati_rl.coordinator.membership import Membership
 from coati_rl.coordinator.prompt_flow import PromptFlow
 from coati_rl.coordinator.prompt_queue import PromptQueue
 from coati_rl.coordinator.settings import CoordinatorSettings
 from coati_rl.coordinator.step_stats import StepStats
-from coati_rl.coordinator.timed_leases import TimedLeaseTable
 from coati_rl.coordinator.weight_syncs import WeightSyncs
 from coati_rl.data.prompt_source import PromptSource
 from coati_rl.observability.background_writer import BackgroundWriter
@@ -53,7 +53,7 @@ class RunState:
         self.changed = threading.Condition()  # the lock; notified when the state changes
         self.settings = settings
         self.evaluation = evaluation
-        self.leases = TimedLeaseTable(settings.sampling_plans, seed=settings.seed)
+        self.leases = LeaseTable(settings.sampling_plans, seed=settings.seed)
         self.flow = PromptFlow(settings, queue, self.leases, position, untrained.finished)
         self.members = Membership(start_version=position.step, sync_index_of=untrained.sync_index_of)
         self.mismatch_monitor = LogprobMismatchMonitor(settings.mismatch, settings.sync)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from coati_rl.coordinator.leases import SamplingPlan
-from coati_rl.coordinator.timed_leases import TimedLeaseTable
+from coati_rl.coordinator.leases import LeaseTable, SamplingPlan
 from coati_rl.observability.idle import ProducerIdleFraction
 from coati_rl.types import SamplingParams
 
@@ -22,7 +21,7 @@ def book(make_prompts):
     """A book with producer 0 in the run, a draw of two prompts, its clock."""
     plans = {"train": SamplingPlan(group_size=8, sampling=SamplingParams(temperature=0.7))}
     prompts, clock = iter(make_prompts(2)), Clock()
-    leases = TimedLeaseTable(plans, seed=1)
+    leases = LeaseTable(plans, seed=1)
     leases.producer_idle = ProducerIdleFraction(clock)
     leases.producer_idle.join(0)
     return leases, lambda: next(prompts, None), clock

@@ -100,7 +100,7 @@ def prepare_offline(
     with slow_phase("preparing, 1 of 3: the rows are read", say):
         forms = {flag: load_forms(config, path, flag=flag) for flag, path in paths.items()}
     _check_template(config, forms)
-    warnings += [*sharding_warnings(config, device), *_reference_warnings(config)]
+    warnings += [*sharding_warnings(config, device), *_without_effect(config)]
     with slow_phase("preparing, 2 of 3: the model's files are looked up", say):
         directory = resolve_model(config.model.model, is_dry_run=is_dry_run)
     if directory is None:
@@ -245,8 +245,10 @@ def _within_positions(config: OfflineConfig, hf_config: Any) -> OfflineConfig:
     return config.with_changes(max_length=limit)
 
 
-def _reference_warnings(config: OfflineConfig) -> Iterator[str]:
-    """Return the flags of the reference model where the loss reads none."""
+def _without_effect(config: OfflineConfig) -> Iterator[str]:
+    """Return the flags of a reference model that the loss does not read, and of Ray where it is not started."""
+    if config.cluster.ray_dir is not None and not config.needs_ray:
+        yield "--ray_dir: has no effect, as a job on this machine starts no Ray"
     given = {"reference_model": "--reference-model", "precompute_reference": "--precompute-reference"}
     values = config.flat()
     for name, flag in given.items():

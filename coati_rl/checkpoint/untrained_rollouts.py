@@ -8,14 +8,14 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from coati_rl.checkpoint.format import FORMAT_VERSION, VERSION_KEY, migrate_rollouts
-from coati_rl.data.packed_group import PackedGroup, as_packed
-from coati_rl.types import Prompt, RolloutGroup
+from coati_rl.data.packed_group import PackedGroup, PackedTrajectory, as_packed
+from coati_rl.types import Prompt, RolloutGroup, Score
 
 _ARRAYS = {"token_ids": np.int32, "logprobs": np.float32}
 
@@ -91,8 +91,8 @@ def _describe(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
         "loss_mask": packed.loss_mask,
         "policy_versions": packed.policy_versions,
         "temperatures": packed.temperature,
-        "trajectories": packed.trajectories,
-        "scores": packed.scores,
+        "trajectories": [each.to_json() for each in packed.trajectories],
+        "scores": [asdict(score) for score in packed.scores],
         **({"records": packed.records} if packed.records else {}),
     }
 
@@ -116,8 +116,8 @@ def _read_groups(
             loss_mask=group["loss_mask"],
             policy_versions=group["policy_versions"],
             temperature=group["temperatures"],
-            trajectories=group["trajectories"],
-            scores=group["scores"],
+            trajectories=tuple(PackedTrajectory.of_json(each) for each in group["trajectories"]),
+            scores=tuple(Score(**score) for score in group["scores"]),
             records=tuple(group.get("records", ())),
         )
         token_ids, logprobs = token_ids[num_tokens:], logprobs[num_loss_tokens:]

@@ -79,8 +79,8 @@ def _valid_rewards(group: RolloutGroup) -> np.ndarray:
 def _sampled_tokens(group: RolloutGroup) -> list[np.ndarray]:
     """Return the sampled tokens of each episode, over all its turns and forks."""
     arrays, parts = group_arrays(group), [list[np.ndarray]() for _ in group.scores]
-    for described, own in zip(as_packed(group).trajectories, arrays.own, strict=True):
-        parts[described["episode"]].append(arrays.token_ids[own][arrays.loss_mask[own]])
+    for packed, own in zip(as_packed(group).trajectories, arrays.own, strict=True):
+        parts[packed.episode].append(arrays.token_ids[own][arrays.loss_mask[own]])
     return [each[0] if len(each) == 1 else np.concatenate(each) for each in parts]
 
 

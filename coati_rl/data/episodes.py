@@ -31,8 +31,8 @@ def cached_on_group(function: Callable[[RolloutGroup], np.ndarray]) -> Callable[
 def episode_tokens(group: RolloutGroup) -> np.ndarray:
     """Return int64[G], the tokens in the loss, over all forks."""
     tokens = [0] * len(group.scores)
-    for described, counted in zip(as_packed(group).trajectories, group_arrays(group).counted, strict=True):
-        tokens[described["episode"]] += counted.stop - counted.start
+    for packed, counted in zip(as_packed(group).trajectories, group_arrays(group).counted, strict=True):
+        tokens[packed.episode] += counted.stop - counted.start
     return np.array(tokens, dtype=np.int64)
 
 
@@ -40,10 +40,10 @@ def episode_tokens(group: RolloutGroup) -> np.ndarray:
 def context_tokens(group: RolloutGroup) -> np.ndarray:
     """Return int64[G], the context tokens, prompt included; those that a fork shares with its parent count once."""
     tokens = [0] * len(group.scores)
-    for described, counted in zip(as_packed(group).trajectories, group_arrays(group).counted, strict=True):
-        shared = described["num_shared"] if described["parent"] is None else 0
+    for packed, counted in zip(as_packed(group).trajectories, group_arrays(group).counted, strict=True):
+        shared = packed.num_shared if packed.parent is None else 0
         num_context = len(group.prompt.token_ids) if shared is None else shared
-        tokens[described["episode"]] += num_context + described["num_tokens"] - (counted.stop - counted.start)
+        tokens[packed.episode] += num_context + packed.num_tokens - (counted.stop - counted.start)
     return np.array(tokens, dtype=np.int64)
 
 
@@ -51,8 +51,8 @@ def context_tokens(group: RolloutGroup) -> np.ndarray:
 def is_truncated(group: RolloutGroup) -> np.ndarray:
     """Return bool[G], True where the token limit ended a turn."""
     truncated = [False] * len(group.scores)
-    for described in as_packed(group).trajectories:
-        truncated[described["episode"]] |= any(reason == "length" for *_, reason in described["turns"])
+    for packed in as_packed(group).trajectories:
+        truncated[packed.episode] |= any(turn.finish_reason == "length" for turn in packed.turns)
     return np.array(truncated)
 
 
@@ -63,8 +63,8 @@ def has_logprobs(group: RolloutGroup) -> np.ndarray:
     finite = np.isfinite(arrays.logprobs)
     has_all = [True] * len(group.scores)
     if not finite.all():
-        for described, counted in zip(as_packed(group).trajectories, arrays.counted, strict=True):
-            has_all[described["episode"]] &= bool(finite[counted].all())
+        for packed, counted in zip(as_packed(group).trajectories, arrays.counted, strict=True):
+            has_all[packed.episode] &= bool(finite[counted].all())
     return np.array(has_all)
 
 

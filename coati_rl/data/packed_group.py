@@ -4,19 +4,58 @@ It holds the tokens after the shared prefix of all trajectories, concatenated (N
 in the loss. Arrays that are constant over many tokens are run-length encoded.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from coati_rl.frozen import unchecked
 from coati_rl.run_lengths import Runs, decode_runs, encode_runs, slices
-from coati_rl.types import Prompt, RolloutGroup, Score, SharedPrefix, TokenReward, Trajectory, Turn
+from coati_rl.types import FinishReason, Prompt, RolloutGroup, Score, SharedPrefix, TokenReward, Trajectory, Turn
 
 _PACKED, _ARRAYS = "packed", "arrays"  # in the cache of a group
-_SCORE_FIELDS = tuple(field.name for field in fields(Score))
+
+
+class PackedTurn(NamedTuple):
+    """Say where a turn of the policy is, in tokens after the shared prefix."""
+
+    number: int
+    start: int
+    end: int
+    finish_reason: FinishReason
+
+
+class PackedReward(NamedTuple):
+    """Say what an environment gave at a token after the shared prefix."""
+
+    position: int
+    name: str
+    value: float
+
+
+class PackedTrajectory(NamedTuple):
+    """Hold all of a trajectory but its arrays."""
+
+    episode: int
+    parent: int | None
+    num_shared: int | None  # tokens of the parent's, or of the prompt's; None: all of them
+    num_tokens: int  # after these
+    turns: tuple[PackedTurn, ...]
+    rewards: tuple[PackedReward, ...]
+    text: str
+
+    @classmethod
+    def of_json(cls, fields: Mapping[str, Any]) -> "PackedTrajectory":
+        """Read what `to_json` has returned."""
+        turns = tuple(PackedTurn(*turn) for turn in fields["turns"])
+        rewards = tuple(PackedReward(*reward) for reward in fields["rewards"])
+        return cls(**{**fields, "turns": turns, "rewards": rewards})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON."""
+        return self._asdict()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +69,8 @@ class PackedGroup:
     loss_mask: Runs  # of N
     policy_versions: Runs  # of M
     temperature: Runs  # of M
-    trajectories: tuple[dict[str, Any], ...]  # all but the arrays, as JSON: see `_describe`
-    scores: tuple[dict[str, Any], ...]  # G, by the names of `Score`, as JSON
+    trajectories: tuple[PackedTrajectory, ...]
+    scores: tuple[Score, ...]  # G
     records: tuple[dict[str, Any], ...] = ()  # G or none, as of `RolloutGroup`
 
     @classmethod
@@ -48,8 +87,8 @@ class PackedGroup:
             loss_mask=encode_runs(np.concatenate([each.loss_mask[part] for each, part in pairs])),
             policy_versions=encode_runs(group.policy_versions),
             temperature=encode_runs(np.concatenate([each.temperature for each in trajectories])),
-            trajectories=tuple(_describe(each, group) for each in trajectories),
-            scores=tuple({name: getattr(score, name) for name in _SCORE_FIELDS} for score in group.scores),
+            trajectories=tuple(_pack(each, group) for each in trajectories),
+            scores=group.scores,
             records=group.records,
         )
 
@@ -61,7 +100,7 @@ class PackedGroup:
 
         Raises: ValueError if arrays and description do not match.
         """
-        num_tokens = sum(described["num_tokens"] for described in self.trajectories)
+        num_tokens = sum(each.num_tokens for each in self.trajectories)
         num_loss = sum(length for is_in_loss, length in self.loss_mask if is_in_loss)
         runs = (self.loss_mask, self.policy_versions, self.temperature)
         mask, versions, temperatures = (sum(length for _, length in each) for each in runs)
@@ -73,8 +112,8 @@ class PackedGroup:
             "producer_id": self.producer_id,
             "prompt": prompt,
             "temperature": temperature,
-            "scores": tuple(Score(**score) for score in self.scores),
-            "records": tuple(self.records),
+            "scores": self.scores,
+            "records": self.records,
         }
         if not self._holds_single_answers(prompt):
             group = RolloutGroup(**fields, trajectories=self._restore(prompt))
@@ -88,13 +127,13 @@ class PackedGroup:
         return (
             bool(self.scores)
             and len(prompt.token_ids) > 0
-            and [described["episode"] for described in self.trajectories] == [*range(len(self.scores))]
+            and [each.episode for each in self.trajectories] == [*range(len(self.scores))]
             and all(
-                described["parent"] is None
-                and described["num_shared"] is None
-                and len(described["turns"]) == 1
-                and described["turns"][0][1] == 0 <= described["turns"][0][2] == described["num_tokens"]
-                for described in self.trajectories
+                each.parent is None
+                and each.num_shared is None
+                and len(each.turns) == 1
+                and each.turns[0].start == 0 <= each.turns[0].end == each.num_tokens
+                for each in self.trajectories
             )
         )
 
@@ -102,9 +141,9 @@ class PackedGroup:
         arrays = GroupArrays.of(self)
         prompt_ids = np.array(prompt.token_ids, dtype=np.int32)
         trajectories: list[Trajectory] = []
-        for described, own, counted in zip(self.trajectories, arrays.own, arrays.counted, strict=True):
-            parent = described["parent"]
-            shared_ids = (prompt_ids if parent is None else trajectories[parent].token_ids)[: described["num_shared"]]
+        for packed, own, counted in zip(self.trajectories, arrays.own, arrays.counted, strict=True):
+            parent = packed.parent
+            shared_ids = (prompt_ids if parent is None else trajectories[parent].token_ids)[: packed.num_shared]
             parts = {
                 "token_ids": np.concatenate([shared_ids, arrays.token_ids[own]]),
                 "loss_mask": np.concatenate([np.zeros(len(shared_ids), dtype=bool), arrays.loss_mask[own]]),
@@ -112,7 +151,7 @@ class PackedGroup:
                 "policy_versions": arrays.policy_versions[counted],
                 "temperature": arrays.temperature[counted],
             }
-            trajectories.append(_trajectory(described, len(shared_ids), parts))
+            trajectories.append(_unpack(packed, len(shared_ids), parts))
         return tuple(trajectories)
 
 
@@ -132,7 +171,7 @@ class GroupArrays:
     def of(cls, packed: PackedGroup) -> "GroupArrays":
         """Decode the arrays of a group."""
         mask = decode_runs(packed.loss_mask, bool)
-        own = slices(described["num_tokens"] for described in packed.trajectories)
+        own = slices(each.num_tokens for each in packed.trajectories)
         is_all_in_loss = len(packed.logprobs) == len(mask)
         return cls(
             token_ids=packed.token_ids,
@@ -178,35 +217,39 @@ def group_arrays(group: RolloutGroup) -> GroupArrays:
     return found
 
 
-def _describe(trajectory: Trajectory, group: RolloutGroup) -> dict[str, Any]:
+def _pack(trajectory: Trajectory, group: RolloutGroup) -> PackedTrajectory:
     """Return all but the arrays; positions are counted from the end of the shared prefix."""
     shared, parent = trajectory.prefix.num_tokens, trajectory.prefix.parent
     num_there = len(group.prompt.token_ids) if parent is None else len(group.trajectories[parent].token_ids)
-    return {
-        "episode": trajectory.episode,
-        "parent": parent,
-        "num_shared": None if shared == num_there else shared,  # None: all of the parent's
-        "num_tokens": len(trajectory.token_ids) - shared,
-        "turns": [
-            [turn.index, turn.start - shared, turn.end - shared, turn.finish_reason] for turn in trajectory.turns
-        ],
-        "rewards": [[reward.position - shared, reward.name, reward.value] for reward in trajectory.rewards],
-        "text": trajectory.text,
-    }
+    return PackedTrajectory(
+        episode=trajectory.episode,
+        parent=parent,
+        num_shared=None if shared == num_there else shared,
+        num_tokens=len(trajectory.token_ids) - shared,
+        turns=tuple(
+            PackedTurn(turn.index, turn.start - shared, turn.end - shared, turn.finish_reason)
+            for turn in trajectory.turns
+        ),
+        rewards=tuple(
+            PackedReward(reward.position - shared, reward.name, reward.value) for reward in trajectory.rewards
+        ),
+        text=trajectory.text,
+    )
 
 
-def _trajectory(described: dict[str, Any], shared: int, arrays: dict[str, np.ndarray]) -> Trajectory:
-    """Restore what `_describe` returned; `shared` is the number of tokens of the prefix."""
+def _unpack(packed: PackedTrajectory, shared: int, arrays: dict[str, np.ndarray]) -> Trajectory:
+    """Restore what `_pack` returned; `shared` is the number of tokens of the prefix."""
     return Trajectory(
         **arrays,
-        episode=described["episode"],
+        episode=packed.episode,
         turns=tuple(
-            Turn(index=index, start=shared + start, end=shared + end, finish_reason=reason)
-            for index, start, end, reason in described["turns"]
+            Turn(index=turn.number, start=shared + turn.start, end=shared + turn.end, finish_reason=turn.finish_reason)
+            for turn in packed.turns
         ),
-        text=described["text"],
-        prefix=SharedPrefix(num_tokens=shared, parent=described["parent"]),
+        text=packed.text,
+        prefix=SharedPrefix(num_tokens=shared, parent=packed.parent),
         rewards=tuple(
-            TokenReward(position=shared + place, name=name, value=value) for place, name, value in described["rewards"]
+            TokenReward(position=shared + reward.position, name=reward.name, value=reward.value)
+            for reward in packed.rewards
         ),
     )

@@ -6,7 +6,6 @@ invalid one (the scorer could not decide) does not. See `group_rules`.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from coati_rl.algorithms.reward_scaling import RewardScaling
 from coati_rl.algorithms.turn_advantages import turn_advantages
 from coati_rl.data.episodes import episode_tokens
 from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
-from coati_rl.data.packed_group import as_packed, group_arrays
+from coati_rl.data.packed_group import PackedTrajectory, as_packed, group_arrays
 from coati_rl.data.turn_rewards import turn_rewards, values_by_token
 from coati_rl.errors import RunError
 from coati_rl.frozen import unchecked
@@ -49,11 +48,11 @@ def build_samples(
     weights = token_weights(group, in_loss, loss_variation=loss_variation, max_length=rules.max_new_tokens)
     uid, prompt_ids = group.prompt.uid, np.array(group.prompt.token_ids, dtype=np.int32)
     arrays, samples = group_arrays(group), list[Sample]()
-    for index, described in enumerate(as_packed(group).trajectories):
-        episode, counted = described["episode"], arrays.counted[index]
+    for index, packed in enumerate(as_packed(group).trajectories):
+        episode, counted = packed.episode, arrays.counted[index]
         if not in_loss[episode] or counted.start == counted.stop:
             continue
-        if described["parent"] is None and described["num_shared"] is None:
+        if packed.parent is None and packed.num_shared is None:
             own = arrays.own[index]
             prefix_ids, token_ids, loss_mask = prompt_ids, arrays.token_ids[own], arrays.loss_mask[own]
         else:
@@ -67,7 +66,7 @@ def build_samples(
             loss_mask=loss_mask,
             arrays={
                 "loss_weights": float(weights[episode]),
-                "advantages": _of_tokens(advantages[episode], described, arrays.loss_mask[arrays.own[index]]),
+                "advantages": _of_tokens(advantages[episode], packed, arrays.loss_mask[arrays.own[index]]),
                 "rollout_logprobs": arrays.logprobs[counted],
                 "temperature": _one_if_equal(arrays.temperature[counted]),
                 "policy_version": arrays.policy_versions[counted],
@@ -97,7 +96,7 @@ def token_weights(
 def count_episodes(group: RolloutGroup, samples: Sequence[Sample]) -> int:
     """Count the episodes of a group that have a sample: the denominator of a mean over samples."""
     trajectories = as_packed(group).trajectories
-    return len({trajectories[sample.number]["episode"] for sample in samples})
+    return len({trajectories[sample.number].episode for sample in samples})
 
 
 def _tokens(
@@ -109,11 +108,11 @@ def _tokens(
     return prefix_ids, trajectory.token_ids[start:], trajectory.loss_mask[start:]
 
 
-def _of_tokens(advantages: np.ndarray, described: dict[str, Any], loss_mask: np.ndarray) -> np.ndarray | float:
+def _of_tokens(advantages: np.ndarray, packed: PackedTrajectory, loss_mask: np.ndarray) -> np.ndarray | float:
     """Return an episode's advantage, or, of several turns [J], that of each token in the loss [N]."""
     if advantages.ndim == 0:
         return float(advantages)
-    return _one_if_equal(values_by_token(described, loss_mask, advantages))
+    return _one_if_equal(values_by_token(packed, loss_mask, advantages))
 
 
 def _one_if_equal(values: np.ndarray) -> np.ndarray | float:

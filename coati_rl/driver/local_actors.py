@@ -181,15 +181,20 @@ class LocalActors:
         trainer_class: Any = self._classes.trainer
         own = trainer_class.environment(config, plan.device)
         environment = environment_of(config, rank, plan.device, plan.precision, own)
-        early = self._classes.early_trainers[rank] if rank < len(self._classes.early_trainers) else None
-        if early is None or early.environment != environment:
+        spawned = next((each for each in self._classes.early_trainers[rank : rank + 1]), None)
+        if is_new := spawned is None or spawned.environment != environment:
             context.log_dir.mkdir(parents=True, exist_ok=True)
             spawned = spawn(rank, environment, context.log_dir / f"{context.name}.log")
-        else:
-            spawned = early
         self.trainers[rank] = TrainerProcess(name=context.name, spawned=spawned)  # before it can call
         self.trainers[rank].invite(self._calls.invitation)
-        logger.info("%s: process %d, slot %d of %d", context.name, spawned.process.pid, context.slot, context.num_slots)
+        logger.info(
+            "%s: process %d, slot %d of %d, started %s",
+            context.name,
+            spawned.process.pid,
+            context.slot,
+            context.num_slots,
+            "now" if is_new else "early",
+        )
 
     def _context(self, rank: int, paths: RunPaths) -> ActorContext:
         plan = self._prepared.plan

@@ -30,7 +30,7 @@ class Spawned:
     """Hold a process that waits for its invitation."""
 
     process: "subprocess.Popen[str]"
-    environment: dict[str, str]
+    environment: dict[str, str]  # its variables besides the driver's
     log: Path  # of what it prints before it knows its log
 
     def kill(self) -> None:
@@ -45,7 +45,7 @@ def spawn(rank: int, environment: dict[str, str], log: Path, *, modules: Sequenc
 
     Args:
         rank: of the trainer.
-        environment: all variables of the process.
+        environment: variables besides those of this process.
         log: is appended to.
         modules: that it imports while it waits.
     """
@@ -55,7 +55,7 @@ def spawn(rank: int, environment: dict[str, str], log: Path, *, modules: Sequenc
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            env=environment,
+            env={**os.environ, **environment},
             text=True,
         )
     return Spawned(process=process, environment=environment, log=log)
@@ -64,10 +64,9 @@ def spawn(rank: int, environment: dict[str, str], log: Path, *, modules: Sequenc
 def environment_of(
     config: TrainingConfig, rank: int, device: Device, precision: str, own: dict[str, str]
 ) -> dict[str, str]:
-    """Return all variables of a trainer's process. `own`: those of its class, which libraries read at the start."""
+    """Return the variables of a trainer's process besides the driver's. `own`: those of its class."""
     num_threads = max(1, len(os.sched_getaffinity(0)) // config.parallel.num_trainers)
     return {
-        **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": str(num_threads),
         "TOKENIZERS_PARALLELISM": "false",

@@ -89,6 +89,7 @@ def test_sft_trains_evaluates_saves_and_leaves_nothing(start_run, job_flags):
     losses = [each["loss"] for each in evaluations(run)]
     assert [each["step"] for each in evaluations(run)] == [0, 3] and losses[1] < losses[0]
     AutoModelForCausalLM.from_pretrained(run.run_dir / "checkpoints" / "step-3")
+    assert "started early" in (run.run_dir / "logs" / "driver.log").read_text(), "in a process of its own, without Ray"
     assert (run.run_dir / "timeline.json").is_file() and list((run.run_dir / "tensorboard").iterdir())
     assert run.text().splitlines()[-1].startswith("done: ")
     assert "; to train on, raise --max-epochs or --max-steps: coati-rl sft --config " in run.text()

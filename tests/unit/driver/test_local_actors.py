@@ -118,11 +118,12 @@ def test_heartbeats_come_with_phases_and_the_end_leaves_no_process(run_of):
 
 
 @pytest.mark.parametrize("is_right", [True, False])
-def test_an_early_process_is_used_if_its_variables_turn_out_right(run_of, tmp_path, is_right):
+def test_an_early_process_is_used_if_its_variables_turn_out_right(run_of, tmp_path, monkeypatch, is_right):
     config = make_config(1)
     own = Trainer.environment if is_right else (lambda config, device: {})
     with early_trainers(config, own, tmp_path, modules=["json"]) as early:
         (first,) = early
+        monkeypatch.setenv("COATI_SET_BY_A_LIBRARY", "1")  # in the driver, meanwhile
         actors = run_of("run", config, early)
         actors.start()
         assert ended(actors, 0) == 2

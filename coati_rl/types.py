@@ -177,7 +177,7 @@ class Trajectory:
         return self.turns[-1].finish_reason
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, which take twice as long to pickle
 class Score:
     """Hold a reward function's result for one episode, from the text of its last turn."""
 

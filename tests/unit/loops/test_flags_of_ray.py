@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 import consumer.actor
+from coati_rl.config.cli import build_job
+from coati_rl.config.commands import OFFLINE
 from coati_rl.errors import ConfigError, RunError
+from coati_rl.preflight import prepare_offline
 from coati_rl.processes.actor_process import ActorContext
 from coati_rl.runtime import address, cluster
 from consumer.parallel.process_group import StoreLocation
@@ -111,3 +114,9 @@ def test_master_port__is_not_needed_on_one_machine_where_the_trainers_meet_in_a_
     assert rendezvous.port == 0
     assert rendezvous.file.is_relative_to(tmp_path)
     assert stat.S_IMODE(rendezvous.file.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(("flags", "is_said"), [({}, True), ({"master_address": "10.0.0.9"}, False)])
+def test_ray_dir__has_no_effect_on_a_job_that_starts_no_ray_which_is_said(flags, is_said):
+    config = build_job({"model": "m", "dataset": "d", "ray_dir": "/tmp/ray", **flags}, OFFLINE["sft"])
+    assert ["--ray_dir: has no effect" in each for each in prepare_offline._without_effect(config)] == [True] * is_said

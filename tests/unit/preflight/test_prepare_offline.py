@@ -161,11 +161,6 @@ def test_a_reference_model_that_cannot_score_the_samples_is_refused(prepared, mo
     assert warnings == ("--reference-model: has no effect, as orpo of pairs needs no reference model",)
 
 
-def test_rays_directory_is_for_jobs_that_start_it(prepared, tmp_path):
-    (warning,) = prepared("dpo", [PAIR] * 2, "--ray_dir", tmp_path).warnings
-    assert warning.startswith("--ray_dir: has no effect")
-
-
 def test_a_dry_run_without_the_model_checks_the_rows_alone(prepared):
     job = prepared("sft", [{"messages": TURNS}], is_dry_run=True, model="owner/name")
     assert job.plan.num_steps is None and "model owner/name is not on this machine" in job.warnings[0]

@@ -105,7 +105,7 @@ def test_a_job_that_is_killed_goes_on_to_the_same_bits(start_run, job_flags, job
     whole = start_run(*flags, name="whole")
     killed = start_run(*flags, name="killed")
     killed.wait_for_step(5)
-    for process in killed.processes("ray::TrainerActor"):
+    for process in killed.processes("local_trainer"):
         process.kill()
     assert killed.wait() == 1, killed.text()
     last = killed.text().splitlines()[-1]

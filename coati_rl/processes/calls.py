@@ -5,6 +5,7 @@ both ends hold a key, without which nothing is read.
 """
 
 import json
+import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,10 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
+
+from coati_rl.errors import ConfigError
+
+_MAX_SOCKET_PATH = 107  # bytes, of Linux
 
 
 class CallServer:
@@ -24,11 +29,16 @@ class CallServer:
         Args:
             objects: by name, each with the names of the methods that may be called, from any thread.
             directory: for the socket.
+        Raises: ConfigError if the directory's path is too long for a socket's.
         """
         self._methods = {
             (name, method): getattr(target, method) for name, (target, methods) in objects.items() for method in methods
         }
         address, key = str(directory / "calls"), secrets.token_bytes(32)
+        if (excess := len(os.fsencode(address)) - _MAX_SOCKET_PATH) > 0:
+            raise ConfigError(
+                f"TMPDIR {directory.parent}: {excess} characters too long for the path of a socket; set TMPDIR=/tmp"
+            )
         self._listener = Listener(address, family="AF_UNIX", backlog=64, authkey=key)
         self.invitation = json.dumps({"address": address, "key": key.hex()})  # one line, for the callers alone
         self._is_closed = False

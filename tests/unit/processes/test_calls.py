@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coati_rl.errors import RunError
+from coati_rl.errors import ConfigError, RunError
 from coati_rl.processes.calls import Caller, CallServer
 
 
@@ -104,3 +104,10 @@ def test_the_socket_is_gone_after_the_end(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["calls"]
     server.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_whose_path_is_too_long_for_a_socket_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    long = tmp_path / ("t" * 100) / "coati-12345678"
+    long.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"TMPDIR .*t{100}: \d+ characters too long .*; set TMPDIR=/tmp"):
+        CallServer({}, long)

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 # What trainers may call.
 _COORDINATOR_CALLS = ("next_work", "report_step", "report_saved", "report_evaluation", "report_reference")
-_DESK_CALLS = ("job", "open_rendezvous", "rendezvous", "started", "beat", "end")
+_REGISTRY_CALLS = ("job", "open_rendezvous", "rendezvous", "started", "beat", "end")
 _LOOK_S, _SAY_S = 0.05, 2.0
 
 
@@ -46,8 +46,8 @@ class TrainerJob:
 
 
 @dataclass(slots=True)
-class _Desk:
-    """Answer the calls of trainers; from any thread."""
+class _Registry:
+    """Tell trainers their jobs and where they meet, and hold what they report; from any thread."""
 
     jobs: Sequence[TrainerJob]
     trainers: dict[int, TrainerProcess] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class LocalActors:
             ask=lambda trainer: (trainer, trainer.num_beats),
             answer=newer_beat,
         )
-        self._desk = _Desk(
+        self._registry = _Registry(
             [
                 TrainerJob(
                     trainer=classes.trainer,
@@ -124,8 +124,8 @@ class LocalActors:
                 for rank in range(config.parallel.num_trainers)
             ]
         )
-        self.trainers = self._desk.trainers
-        objects = {"desk": (self._desk, _DESK_CALLS), "coordinator": (self.coordinator, _COORDINATOR_CALLS)}
+        self.trainers = self._registry.trainers
+        objects = {"registry": (self._registry, _REGISTRY_CALLS), "coordinator": (self.coordinator, _COORDINATOR_CALLS)}
         self._calls = CallServer(objects, scratch)
 
     def start(self, on_status: Callable[[str], None] = lambda text: None) -> None:
@@ -134,7 +134,7 @@ class LocalActors:
         Args:
             on_status: gets, every two seconds, how many of them are ready.
         """
-        for rank, job in enumerate(self._desk.jobs):
+        for rank, job in enumerate(self._registry.jobs):
             self._start(job, rank)
         deadline, said = time.monotonic() + START_TIMEOUT_S, time.monotonic()
         while loading := [each for each in self.trainers.values() if not each.is_started]:

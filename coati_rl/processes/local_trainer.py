@@ -30,20 +30,20 @@ def main() -> None:
         import_module(module)
     if not (invitation := sys.stdin.readline()):
         return  # the job does not begin
-    desk = Caller(invitation, "desk")
+    registry = Caller(invitation, "registry")
     try:
-        result: int | CoatiError = _train(rank, desk, Caller(invitation, "coordinator"))
+        result: int | CoatiError = _train(rank, registry, Caller(invitation, "coordinator"))
     except CoatiError as error:
         result = error
     except Exception as error:  # noqa: BLE001  reported with its type, as of any actor
         sys.excepthook(type(error), error, error.__traceback__)  # into the log
         result = RunError(f"trainer-{rank} failed: {type(error).__name__}: {' '.join(str(error).split())}")
-    desk.end(rank, result)
+    registry.end(rank, result)
 
 
-def _train(rank: int, desk: Any, coordinator: Any) -> int:
-    job = desk.job(rank)
-    threading.Thread(target=_beat, args=(rank, desk), name="heartbeat", daemon=True).start()
+def _train(rank: int, registry: Any, coordinator: Any) -> int:
+    job = registry.job(rank)
+    threading.Thread(target=_beat, args=(rank, registry), name="heartbeat", daemon=True).start()
     trainer = job.trainer(
         rank,
         job.config,
@@ -53,14 +53,14 @@ def _train(rank: int, desk: Any, coordinator: Any) -> int:
         resume_dir=job.resume_dir,
     )
     if rank == 0:
-        desk.open_rendezvous(trainer.open_rendezvous())
-    trainer.start(desk.rendezvous())
-    desk.started(rank)
+        registry.open_rendezvous(trainer.open_rendezvous())
+    trainer.start(registry.rendezvous())
+    registry.started(rank)
     return int(trainer.run(coordinator, ""))
 
 
-def _beat(rank: int, desk: Any) -> None:
+def _beat(rank: int, registry: Any) -> None:
     with suppress(OSError, EOFError):  # the driver has ended, and this process with it
         while True:
-            desk.beat(rank, own_heartbeat())
+            registry.beat(rank, own_heartbeat())
             time.sleep(INTERVAL_S)

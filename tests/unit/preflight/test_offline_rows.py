@@ -1,7 +1,5 @@
 """Test the rows of each job on a dataset: from the flags that name columns and sources to samples."""
 
-import json
-
 import pytest
 
 from coati_rl.config.cli import parse_job
@@ -13,15 +11,6 @@ from coati_rl.preflight.prepare_offline import dataset_settings, prepare_offline
 from coati_rl.work import TrainWork
 
 PAIR = {"ask": "1+1?", "good": "2", "bad": "3"}
-
-
-@pytest.fixture
-def write(tmp_path):
-    def make(name, *rows):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return f"{tmp_path}/{name}.jsonl"
-
-    return make
 
 
 @pytest.fixture

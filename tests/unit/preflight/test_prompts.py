@@ -20,15 +20,6 @@ CODE = {"messages": "Print 2.", "test_cases": {"inputs": [""], "outputs": ["2"]}
 
 
 @pytest.fixture
-def write(tmp_path):
-    def make(name, *rows):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return f"{tmp_path}/{name}.jsonl"
-
-    return make
-
-
-@pytest.fixture
 def files(write):
     return {"math": write("math", MATH, MATH), "code": write("code", CODE)}
 

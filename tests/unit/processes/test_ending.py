@@ -29,11 +29,11 @@ def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def wait_until(is_true) -> None:
+def goes_in_time(pid: int) -> bool:
     deadline = time.monotonic() + 10
-    while not is_true():
-        assert time.monotonic() < deadline
+    while not is_gone(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
+    return is_gone(pid)
 
 
 @pytest.fixture
@@ -61,14 +61,14 @@ def test_a_process_ends_with_its_parent_whatever_ended_that(parent, name: str) -
     process, pid = parent(CHILD.format(before="", name=name, after="print('ready', flush=True)"))
     assert not is_gone(pid)
     process.kill()
-    wait_until(lambda: is_gone(pid))
+    assert goes_in_time(pid)
 
 
 def test_one_whose_parent_had_ended_before_ends_at_once(parent) -> None:
     late = "print('waits', flush=True); time.sleep(0.1)\nwhile os.getppid() == int(sys.argv[1]): time.sleep(0.02)"
     process, pid = parent(CHILD.format(before=late, name="SIGKILL", after=""))
     process.kill()
-    wait_until(lambda: is_gone(pid))
+    assert goes_in_time(pid)
 
 
 def test_an_orphan_comes_to_the_ancestor_that_takes_orphans() -> None:

@@ -17,7 +17,7 @@ from coati_rl.errors import RunError
 from coati_rl.members import Members
 from consumer.objectives.objective import Objective
 from consumer.objectives.own_loss import Loss, OwnLoss
-from consumer.parallel.own_member import OwnMember, join_torchrun
+from consumer.parallel.own_member import OwnMember, join_torchrun, torchrun_address
 from consumer.trainer_client import TrainerClient
 from consumer.trainer_rank import TrainerRank
 
@@ -64,7 +64,7 @@ class Trainer(TrainerClient):
         config = trainer_config(model, loss, num_trainers=num_ranks, device=kind, **flags)
         objective = None if isinstance(loss, str) else loss if isinstance(loss, Objective) else OwnLoss(loss)
         members: Members = OwnMember(lambda: TrainerRank(own)) if on is None else on.trainers(config)
-        build = (config, objective, "" if on is None else on.address)
+        build = (config, objective, torchrun_address() if on is None else on.address)
         members.call("build", [build] * members.size)
         super().__init__(config, tokenizer_of(config), members)
         sync = config.sync if isinstance(config, Config) else SyncConfig()

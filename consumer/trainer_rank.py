@@ -43,8 +43,8 @@ class TrainerRank:
     """Train on this rank's share of samples; methods are collective over the ranks."""
 
     def __init__(self, device: torch.device | None = None) -> None:
-        """Hold no model yet. `device`: None until `join`."""
-        self._device = device
+        """Hold no model yet. `device`: of a process that has an engine, too; None until `join`."""
+        self._device, self._shares_process = device, device is not None
         self._listener: socket.socket | None = None
         self._group: tuple[int, ...] = ()  # of the open transfer group: the engines' number and their ranks
         self._invited: tuple[list[str], list[str]] = ([], [])  # engines and senders, as JSON
@@ -91,6 +91,7 @@ class TrainerRank:
             host=address or "127.0.0.1",
             is_one_node=not address,
             directory=None,
+            shares_process=self._shares_process,
         )
 
     @property

@@ -1,10 +1,12 @@
 """Share GPU memory with other processes of the node by CUDA IPC. cupy's CUDA runtime is imported here alone.
 
 The handle is 64 bytes of cudaIpcGetMemHandle, sent as hexadecimal. The memory comes from cudaMalloc itself, since a
-handle refers to a whole allocation and torch's caching allocator returns parts of them.
+handle refers to a whole allocation and torch's caching allocator returns parts of them. CUDA opens no handle in the
+process that made it, which has the memory.
 """
 
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -28,12 +30,17 @@ class IpcSegment:
             try:
                 pointer = int(runtime.malloc(self._num_bytes))
                 self._memory = _Memory(pointer, self._num_bytes, release=runtime.free)
-                return bytes(runtime.ipcGetMemHandle(pointer)).hex()
+                handle = bytes(runtime.ipcGetMemHandle(pointer)).hex()
             except RuntimeError as error:
                 raise TransferError(f"cannot share {self._num_bytes} bytes of {self._device}: {error}") from error
+        _own[handle] = self._memory
+        return handle
 
     def open(self, text: str) -> None:
         """See `Segment.open`."""
+        if (own := _own.get(text)) is not None:
+            self._memory = own
+            return
         runtime = _import_runtime()
         try:
             handle = bytes.fromhex(text)
@@ -88,6 +95,9 @@ class _Memory:
 
     def __del__(self) -> None:
         self._release(self.pointer)
+
+
+_own: WeakValueDictionary[str, _Memory] = WeakValueDictionary()  # made in this process, by handle
 
 
 def _import_runtime() -> Any:

@@ -54,6 +54,12 @@ def join_torchrun(device: str) -> torch.device:
     return own
 
 
+def torchrun_address() -> str:
+    """Return the first process's address, as other machines' processes of torchrun reach it; empty: there are none."""
+    is_one_machine = os.environ.get("WORLD_SIZE", "1") == os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return "" if is_one_machine else os.environ["MASTER_ADDR"]
+
+
 def _text_of(array: np.ndarray) -> dict[str, Any]:
     """Write an array as JSON."""
     return {"array": b64encode(array.tobytes()).decode(), "dtype": array.dtype.str, "shape": array.shape}

@@ -83,6 +83,7 @@ def make_sender(
     host: str,
     is_one_node: bool,
     directory: Path | None,
+    shares_process: bool = False,
 ) -> WeightSender:
     """Return this rank's end of weight transfers.
 
@@ -93,6 +94,7 @@ def make_sender(
         host: this process's address, as engines and other trainers reach it.
         is_one_node: True if all of them are on this machine.
         directory: for weights that are sent as files; None: they are not.
+        shares_process: an engine is in this process.
     Raises: ConfigError if the transport cannot work here.
     """
     device = backend.device
@@ -102,6 +104,7 @@ def make_sender(
         device="cuda" if device.type == "cuda" else "cpu",
         is_one_node=is_one_node,
         update_bytes=update_bytes,
+        shares_process=shares_process,
     )
     on_gpu = stages_on_gpu(
         update_bytes,

@@ -71,6 +71,11 @@ def test_lines_of_documents_are_short() -> None:
     assert not long, f"break them at {MAX_COLUMNS} columns"
 
 
+def test_no_weights_are_kept() -> None:
+    suffixes = {".safetensors", ".bin", ".pt", ".pth", ".npz"}
+    assert [path for path in FILES if Path(path).suffix in suffixes and not path.startswith("tests/")] == []
+
+
 def test_no_package_below_tests_shadows_a_real_one() -> None:
     assert [path for path in FILES if path.startswith("tests/") and path.endswith("__init__.py")] == []
 

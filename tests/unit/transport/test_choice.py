@@ -14,6 +14,13 @@ def test_auto_takes_the_fastest_that_works_everywhere(device, is_one_node, backe
     assert choose_backend("auto", device=device, is_one_node=is_one_node) == backend
 
 
+@pytest.mark.parametrize(("is_one_node", "backend"), [(True, "ipc"), (False, "gloo")])
+def test_an_engine_in_a_trainer_s_process_shares_its_gpu_which_nccl_cannot(is_one_node, backend):
+    assert choose_backend("auto", device="cuda", is_one_node=is_one_node, shares_process=True) == backend
+    with pytest.raises(ConfigError, match="nccl needs a GPU for each trainer and engine.*choose auto"):
+        choose_backend("nccl", device="cuda", is_one_node=is_one_node, shares_process=True)
+
+
 def test_auto_leaves_shared_memory_alone_that_cannot_hold_three_updates():
     assert choose_backend("auto", device="cpu", is_one_node=True, update_bytes=1 << 60) == "gloo"
     assert choose_backend("shm", device="cpu", is_one_node=True, update_bytes=1 << 60) == "shm"

@@ -37,7 +37,9 @@ def choose_backend(
     if requested in ("nccl", "ipc") and device != "cuda":
         raise ConfigError(f"--weight-transport {requested} needs CUDA devices, this run is on CPU: choose auto")
     if requested == "nccl" and shares_process:
-        raise ConfigError("--weight-transport nccl needs a GPU for each trainer and engine, here they share one: choose auto")
+        raise ConfigError(
+            "--weight-transport nccl needs a GPU for each trainer and engine, here they share one: choose auto"
+        )
     if requested in ("shm", "ipc") and not is_one_node:
         nearest = "nccl" if device == "cuda" and not shares_process else "gloo"
         raise ConfigError(

@@ -1,6 +1,11 @@
-"""Compile functions of tensors into one kernel each, where that was asked for."""
+"""Compile functions of tensors into one kernel each, where that was asked for.
 
-from collections.abc import Callable
+For the backward a function's inputs are kept, and nothing that the compiler chose: of one function it may make several
+kernels, by shape, that keep other intermediate results. With gradient checkpointing, recomputed activations would then
+not be those that were kept.
+"""
+
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,32 +16,60 @@ _torch: Any = torch  # whose compiler is imported when it is used
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of `check`, relative to the largest number
 
 
+_SAVED = object()  # stands for a tensor that autograd keeps
+
+
 class Compiled:
     """Call a function compiled (torch.compile), for any number of tokens.
 
-    Each intermediate result is rounded as without compilation; only sums may be of another order.
+    Each intermediate result is rounded as without compilation; only sums may be of another order. The backward is
+    compiled for itself, and computes again what it needs.
     """
 
     is_enabled = False  # of the process's functions that know no model
 
-    def __init__(self, function: Callable[..., Any], token_dims: tuple[int | None, ...]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], token_dims: tuple[int | None, ...], *, num_linear: int = 0
+    ) -> None:
         """Compile with the first call.
 
         Args:
             function: of tensors, numbers and callables.
             token_dims: the dimension of tokens in each of the first arguments; None: the argument has no tokens.
+                Outputs have it where the arguments of the same place do. The last dimension, if it is another one, is
+                of few sizes, for each of which a kernel is made.
+            num_linear: of the first arguments, in which the outputs of the same shapes are linear: they are not kept.
         """
         self.function = function
+        self.num_linear = num_linear
         self._token_dims = token_dims
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Call it as it is where each operation is looked at, as `Float32Compute` does."""
         if torch._C._len_torch_dispatch_stack():
             return self.function(*arguments, **options)
-        for argument, dim in zip(arguments, self._token_dims, strict=False):
-            if dim is not None:
-                _torch._dynamo.maybe_mark_dynamic(argument, dim)
-        return self._compiled(*arguments, **options)
+        tensors = [each for each in arguments if isinstance(each, Tensor)]
+        if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+            return _OfInputs.apply(self, options, *arguments)  # type: ignore[no-untyped-call]
+        return self.outputs(arguments, options)
+
+    def outputs(self, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
+        """Call it compiled, without a gradient."""
+        self._mark(arguments)
+        return self._forward(*arguments, **options)
+
+    def gradients(
+        self,
+        arguments: Sequence[Any],
+        options: dict[str, Any],
+        of_outputs: Sequence[Tensor],
+        wanted: tuple[bool, ...],
+    ) -> Sequence[Tensor]:
+        """Return the gradients of the arguments that are wanted, from those of the outputs."""
+        self._mark(arguments)
+        self._mark(of_outputs)
+        gradients: Sequence[Tensor] = self._backward(arguments, options, of_outputs, wanted)
+        return gradients
 
     def where_enabled(self, *arguments: Any) -> Any:
         """Call it compiled if that is enabled for the process and the first argument is on a GPU, else as it is."""
@@ -55,9 +88,60 @@ class Compiled:
                 raise RuntimeError(f"{self.function.__name__} has other results when it is compiled")
 
     @cached_property
-    def _compiled(self) -> Callable[..., Any]:
-        # Deterministic: no choice of kernels by their speed here, which may differ between ranks and from run to run.
-        return torch.compile(self.function, options={"emulate_precision_casts": True, "deterministic": True})
+    def _forward(self) -> Callable[..., Any]:
+        return _compile(self.function)
+
+    @cached_property
+    def _backward(self) -> Callable[..., Any]:
+        def gradients(
+            arguments: Sequence[Any], options: dict[str, Any], of_outputs: Sequence[Tensor], wanted: tuple[bool, ...]
+        ) -> Any:
+            def of_wanted(*varied: Tensor) -> Any:
+                left = list(varied)
+                pairs = zip(arguments, wanted, strict=True)
+                own = [left.pop(0) if is_wanted else argument for argument, is_wanted in pairs]
+                return self.function(*own, **options)
+
+            varied = [argument for argument, is_wanted in zip(arguments, wanted, strict=True) if is_wanted]
+            pull_back = torch.func.vjp(of_wanted, *varied)[1]
+            return pull_back(of_outputs[0] if len(of_outputs) == 1 else tuple(of_outputs))
+
+        gradients.__name__ = f"{self.function.__name__}_backward"
+        return _compile(gradients)
+
+    def _mark(self, tensors: Sequence[Any]) -> None:
+        for tensor, dim in zip(tensors, self._token_dims, strict=False):
+            if dim is not None:
+                _torch._dynamo.maybe_mark_dynamic(tensor, dim)
+                if dim % tensor.ndim != tensor.ndim - 1:
+                    _torch._dynamo.mark_static(tensor, tensor.ndim - 1)
+
+
+class _OfInputs(torch.autograd.Function):
+    """Call a compiled function, of which the inputs alone are kept for the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, compiled: Compiled, options: dict[str, Any], *arguments: Any) -> Any:
+        kept = arguments[compiled.num_linear :]
+        ctx.save_for_backward(*(each for each in kept if isinstance(each, Tensor)))
+        ctx.kept = [_SAVED if isinstance(each, Tensor) else each for each in kept]
+        ctx.call = compiled, options
+        return compiled.outputs(arguments, options)
+
+    @staticmethod
+    def backward(ctx: Any, *of_outputs: Tensor) -> Any:
+        saved, (compiled, options) = iter(ctx.saved_tensors), ctx.call
+        # The gradient does not depend on what is linear, for which any tensor of the shape can stand.
+        of_linear = of_outputs[: compiled.num_linear]
+        arguments = [*of_linear, *(next(saved) if each is _SAVED else each for each in ctx.kept)]
+        wanted = tuple(ctx.needs_input_grad[2:])
+        gradients = iter(compiled.gradients(arguments, options, of_outputs, wanted))
+        return (None, None, *(next(gradients) if each else None for each in wanted))
+
+
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Deterministic: no choice of kernels by their speed here, which may differ between ranks and from run to run.
+    return torch.compile(function, options={"emulate_precision_casts": True, "deterministic": True})
 
 
 def _results(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Tensor]:

@@ -97,7 +97,8 @@ def _compiled_gate(kind: Callable[[], nn.Module]) -> Compiled:
 
 @cache
 def _compiled_rotary(function: Callable[..., Any]) -> Compiled:
-    return Compiled(function, (2, 2, 1, 1))  # queries and keys are [R, heads, L, D], cosines and sines [R, L, D]
+    # Queries and keys are [R, heads, L, D], cosines and sines [R, L, D]; in the first two it is linear.
+    return Compiled(function, (2, 2, 1, 1), num_linear=2)
 
 
 def _norm_forward(module: Any) -> Callable[[Tensor], Tensor]:

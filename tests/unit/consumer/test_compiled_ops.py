@@ -1,5 +1,6 @@
 """Test which modules compute by compiled functions, and that they compute what they did."""
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import GemmaConfig, GemmaForCausalLM, Phi3Config, Phi3ForCausalLM, PreTrainedModel
+from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from coati_rl.ops.compiled import Compiled
 from consumer.models import compiled_ops
@@ -83,7 +85,8 @@ def test_norms_rotary_embeddings_and_activations_are_compiled(name: str, dtype: 
     assert_close(forward_backward(model), right, {torch.float32: 1e-6, torch.bfloat16: 2e-3}[dtype])
     layers, norms = 2, {"qwen3": 9}.get(name, 5)
     calls = {each: compiled.count(each) for each in set(compiled)}
-    assert calls == {"rms_norm": norms, "gated": layers, "apply_rotary_pos_emb": layers}
+    forward = {"rms_norm": norms, "gated": layers, "apply_rotary_pos_emb": layers}
+    assert calls == forward | {f"{each}_backward": count for each, count in forward.items()}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +98,7 @@ def test_a_module_that_computes_something_else_stays_as_it_is(name: str, calls: 
     compile_ops(model)
     compiled.clear()
     assert_close(forward_backward(model), right, 1e-6)
-    assert set(compiled) == calls
+    assert set(compiled) == calls | {f"{each}_backward" for each in calls}
 
 
 class CentredRMSNorm(nn.Module):
@@ -134,7 +137,11 @@ def test_where_nothing_can_be_compiled_the_model_stays_as_it_is(monkeypatch, cap
 
 
 def test_a_compiler_that_computes_something_else_is_not_used(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function, **_: lambda *arguments: 1.1 * function(*arguments))
+    def instead(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        is_wrong = not function.__name__.endswith("_backward")
+        return lambda *arguments: 1.1 * function(*arguments) if is_wrong else function(*arguments)
+
+    monkeypatch.setattr(torch, "compile", instead)
     model = MODELS["llama"]()
     right = forward_backward(model)
     compile_ops(model)
@@ -158,7 +165,9 @@ def test_what_is_overwritten_and_gradients_are_compared(monkeypatch) -> None:
         return values**2
 
     def instead(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
-        return {scaled_: lambda values: values * 2, squared: lambda values: values * values.detach()}[function]
+        if function is scaled_:
+            return lambda values: values * 2
+        return function if function is squared else lambda *_: [torch.ones(3)]
 
     monkeypatch.setattr(torch, "compile", instead)
     for function, values in ((scaled_, torch.ones(3)), (squared, torch.ones(3, requires_grad=True))):
@@ -176,6 +185,33 @@ def test_in_float32_each_operation_is_computed_by_itself(compiled) -> None:
     assert not compiled
 
 
+def test_the_backward_keeps_what_a_function_was_given_whatever_the_compiler_keeps(monkeypatch) -> None:
+    def instead(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        calls = itertools.count()
+
+        def call(*arguments: Any, **options: Any) -> Any:  # each call keeps another number of tensors for its backward
+            first = arguments[0]
+            for _ in range(next(calls) if isinstance(first, Tensor) else 0):
+                first = first * torch.ones_like(first)
+            return function(first, *arguments[1:], **options)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", instead)
+    model = MODELS["qwen3"]()
+    right = forward_backward(model)
+    compile_ops(model)
+    model.train().gradient_checkpointing_enable({"use_reentrant": False})  # compares what is kept and computed again
+    assert_close(forward_backward(model), right, 1e-6)
+    kept = list[tuple[int, ...]]()
+    hidden, weight = (torch.randn(shape, requires_grad=True) for shape in ((7, 32), (32,)))
+    queries, keys = (torch.randn(1, heads, 7, 8, requires_grad=True) for heads in (4, 2))
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tuple(tensor.shape)), lambda _: None):
+        compiled_ops._compiled_norm()(hidden, weight, 1e-6)
+        compiled_ops._compiled_rotary(apply_rotary_pos_emb)(queries, keys, *torch.randn(2, 1, 7, 8))
+    assert kept == [(7, 32), (32,), (1, 7, 8), (1, 7, 8)]
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-3)])
@@ -183,5 +219,8 @@ def test_torch_s_compiler_keeps_the_rounding_for_any_number_of_tokens(dtype: tor
     model = MODELS["qwen3"]().to(dtype)
     right = {count: forward_backward(model, count) for count in (15, 7, 33)}
     compile_ops(model)
-    for count, expected in right.items():
-        assert_close(forward_backward(model, count), expected, tolerance)
+    for is_recomputed in (False, True):
+        if is_recomputed:
+            model.train().gradient_checkpointing_enable({"use_reentrant": False})
+        for count, expected in right.items():
+            assert_close(forward_backward(model, count), expected, tolerance)

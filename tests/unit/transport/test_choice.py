@@ -17,7 +17,7 @@ def test_auto_takes_the_fastest_that_works_everywhere(device, is_one_node, backe
 @pytest.mark.parametrize(("is_one_node", "backend"), [(True, "ipc"), (False, "gloo")])
 def test_an_engine_in_a_trainer_s_process_shares_its_gpu_which_nccl_cannot(is_one_node, backend):
     assert choose_backend("auto", device="cuda", is_one_node=is_one_node, shares_process=True) == backend
-    with pytest.raises(ConfigError, match="nccl needs a GPU for each trainer and engine.*choose auto"):
+    with pytest.raises(ConfigError, match=r"nccl needs a GPU for each trainer and engine.*choose auto"):
         choose_backend("nccl", device="cuda", is_one_node=is_one_node, shares_process=True)
 
 

@@ -55,8 +55,7 @@ class Compiled:
 
     def outputs(self, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
         """Call it compiled, without a gradient."""
-        self._mark(arguments)
-        return self._forward(*arguments, **options)
+        return self._forward(*self._marked(arguments), **options)
 
     def gradients(
         self,
@@ -66,9 +65,7 @@ class Compiled:
         wanted: tuple[bool, ...],
     ) -> Sequence[Tensor]:
         """Return the gradients of the arguments that are wanted, from those of the outputs."""
-        self._mark(arguments)
-        self._mark(of_outputs)
-        gradients: Sequence[Tensor] = self._backward(arguments, options, of_outputs, wanted)
+        gradients: Sequence[Tensor] = self._backward(self._marked(arguments), options, self._marked(of_outputs), wanted)
         return gradients
 
     def where_enabled(self, *arguments: Any) -> Any:
@@ -106,15 +103,20 @@ class Compiled:
             pull_back = torch.func.vjp(of_wanted, *varied)[1]
             return pull_back(of_outputs[0] if len(of_outputs) == 1 else tuple(of_outputs))
 
-        gradients.__name__ = f"{self.function.__name__}_backward"
+        gradients.__name__ = name = f"{self.function.__name__}_backward"
+        # Code of its own: the compiler counts and searches what it has made by code, and stops after a few.
+        gradients.__code__ = gradients.__code__.replace(co_name=name)
         return _compile(gradients)
 
-    def _mark(self, tensors: Sequence[Any]) -> None:
-        for tensor, dim in zip(tensors, self._token_dims, strict=False):
+    def _marked(self, arguments: Sequence[Any]) -> list[Any]:
+        """Return the arguments as plain tensors, for which the compiler makes no kernel of another kind."""
+        plain = [argument.detach() if isinstance(argument, Tensor) else argument for argument in arguments]
+        for tensor, dim in zip(plain, self._token_dims, strict=False):
             if dim is not None:
                 _torch._dynamo.maybe_mark_dynamic(tensor, dim)
                 if dim % tensor.ndim != tensor.ndim - 1:
                     _torch._dynamo.mark_static(tensor, tensor.ndim - 1)
+        return plain
 
 
 class _OfInputs(torch.autograd.Function):

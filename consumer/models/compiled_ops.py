@@ -61,12 +61,14 @@ class CompiledOps:
         widths: dict[int, None] = dict.fromkeys(int(norm.weight.shape[-1]) for norm in self._norms)
         for width in widths:
             _compiled_norm().check(numbers(_TOKENS, width), numbers(width), _EPSILON)
-        kinds: dict[Any, None] = dict.fromkeys(type(module.act_fn) for module in self._activations)
-        for kind in kinds:
-            _compiled_gate(kind).check(numbers(_TOKENS, 64), numbers(_TOKENS, 64))
-        for function in dict.fromkeys(_names(module)[_ROTARY] for module in self._attentions):
-            angles = numbers(1, _TOKENS, 64).detach()
-            queries, keys = numbers(1, 4, _TOKENS, 64), numbers(1, 2, _TOKENS, 64)
+        kinds = dict.fromkeys((type(module.act_fn), _width(module.gate_proj)) for module in self._activations)
+        for kind, width in kinds:
+            gated = _compiled_gate(kind)  # type: ignore[arg-type]  # a class is hashable
+            gated.check(numbers(_TOKENS, width), numbers(_TOKENS, width))
+        functions = dict.fromkeys((_names(module)[_ROTARY], _head_width(module)) for module in self._attentions)
+        for function, width in functions:
+            angles = numbers(1, _TOKENS, width).detach()
+            queries, keys = numbers(1, 4, _TOKENS, width), numbers(1, 2, _TOKENS, width)
             _compiled_rotary(function).check(queries, keys, angles.cos(), angles.sin())
         if self._device.type == "cuda":
             check_compiled(self._device)
@@ -134,6 +136,15 @@ def _rotated_forward(module: Any) -> Any:
     )
     own.__kwdefaults__ = function.__kwdefaults__
     return MethodType(own, module)
+
+
+def _width(projection: nn.Module) -> int:
+    """Return the width of what a projection makes, or any where it does not say."""
+    return int(getattr(projection, "out_features", 64))
+
+
+def _head_width(module: nn.Module) -> int:
+    return int(getattr(module, "head_dim", 64))
 
 
 def _names(module: nn.Module) -> dict[str, Any]:

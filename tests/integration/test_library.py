@@ -3,8 +3,11 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,6 +72,21 @@ def test_two_processes_of_torchrun_take_the_same_steps(
     steps = lines_of(output)
     assert len(steps) == 2 * NUM_STEPS  # each process prints them
     assert max(gap for _, gap in steps) <= 1e-4
+
+
+def test_processes_of_several_nodes_of_torchrun_push_over_the_network(tiny: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    nodes = ("-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1")
+    with ThreadPoolExecutor() as pool:
+        run_node = partial(run, cwd=tmp_path)
+        loop = (str(EXAMPLES / "own_loop.py"), str(tiny), "--steps", "2")
+        started = [
+            pool.submit(run_node, *nodes, "--master-port", port, "--node-rank", str(rank), *loop) for rank in range(2)
+        ]
+        outputs = [each.result() for each in started]
+    assert all(len(lines_of(output)) == 2 for output in outputs)
+    assert max(gap for output in outputs for _, gap in lines_of(output)) <= 1e-4
 
 
 def test_actors_of_ray_take_the_same_steps(of_one_process: str, tiny: Path, tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ class MicroBatch:
     # Of the policy gradient, each float32 but for the last: loss_weights, of each token's term; advantages;
     # rollout_logprobs, nats, of the sampling policy; temperature, which logits are divided by; policy_version, int32,
     # that sampled the token. Where the trainer scored them: old_logprobs, ref_logprobs and teacher_logprobs, nats;
-    # teacher_hidden, float32[R, M, G], the teacher's hidden states that predict the tokens.
+    # teacher_hidden, float32[R, M, G], the teacher's hidden states that predict the tokens. With a critic:
+    # token_rewards; is_cut, 1 on samples that a limit cut; old_values and returns, of the critic before the update.
     loss_arrays: Mapping[str, np.ndarray]
     sample_arrays: Mapping[str, np.ndarray] = field(default_factory=dict)  # each [S, ...], by sample_index
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GDPO, Estimator, group_advantages
+from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GAE, GDPO, Estimator, group_advantages
 from coati_rl.algorithms.loss import PolicyLoss, TermsFn
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.errors import ConfigError
@@ -20,7 +20,8 @@ def load_estimator(name: str) -> Estimator:
     Raises: ConfigError if it cannot be loaded or fails on a group of two.
     """
     if not is_plugin(name):
-        return ADVANTAGE_ESTIMATORS["group_norm" if name == GDPO else name]  # GDPO: of each reward by itself
+        # GDPO: of each reward by itself; GAE: the reward, in place of which the critic's trainer has advantages.
+        return ADVANTAGE_ESTIMATORS[{GDPO: "group_norm", GAE: "reward"}.get(name, name)]
     estimator: Estimator = load_function(name, flag="--advantage-estimator")
     for rewards in ([1, 0], [1, 1], [1]):  # equal rewards have no deviation, and a single sample may be valid
         try:

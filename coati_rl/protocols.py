@@ -89,7 +89,7 @@ class GenerationEngine(Protocol):
 
 
 # The trained model; the policy before the update; that of the KL penalty; that which the policy is distilled from.
-Role = Literal["policy", "old", "reference", "teacher"]
+Role = Literal["policy", "value", "old", "reference", "teacher"]
 
 
 class LossFn(Protocol):

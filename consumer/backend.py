@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from coati_rl.batch import MicroBatch, MiniBatch
-from coati_rl.checkpoint.directory import load_state
+from coati_rl.checkpoint.directory import load_state, role_directory
 from coati_rl.checkpoint.resumed_run import DATE_KEY
 from coati_rl.checkpoint.tokenizer_files import read_tokenizer_files
 from coati_rl.config.optimizer import OptimizerConfig
@@ -206,6 +206,12 @@ class Backend:
         agree, is_first_rank = self._parallelism.agree, self.layout.sender == 0
         agree(writer.begin if is_first_rank else None)
         written = agree(lambda: json.dumps(self.policy.write(writer)))
+        for role, model in self._trained_others():
+            of_role = writer.nested(role, model.infos)
+            agree(of_role.begin if is_first_rank else None)
+            written += agree(partial(_written, model, of_role, role))
+            settings_dir = self._config.models[role].directory
+            agree(partial(of_role.describe, model.module, settings_dir) if is_first_rank else None)
         publish = partial(
             writer.publish,
             model=self.policy.module,
@@ -229,6 +235,9 @@ class Backend:
         Raises: ConfigError if it belongs to another model.
         """
         self.policy.restore(CheckpointReader(directory))
+        for role, model in self._trained_others():
+            if (own := role_directory(directory, role)).is_dir():  # else it begins with this run
+                model.restore(CheckpointReader(own))
         rng_state = load_state(directory).get("rng_state")
         if rng_state is None:
             raise ConfigError(f"{directory} is not a checkpoint to resume from: it holds no random state")
@@ -260,10 +269,23 @@ class Backend:
             head=source.head,
         )
 
+    def _trained_others(self) -> list[tuple[Role, RoleModel]]:
+        """Return the trained models beside the policy, in one order on all ranks."""
+        return [
+            (role, model)
+            for role, model in sorted(self.models.items())
+            if role != "policy" and self._config.models[role].optimizer is not None
+        ]
+
     def _model(self, role: Role) -> RoleModel:
         if role not in self.models:
             raise ValueError(f"this backend was built without the {role} model")
         return self.models[role]
+
+
+def _written(model: RoleModel, writer: CheckpointWriter, role: Role) -> str:
+    """Write a model's part of a checkpoint. Returns: JSON of the digests by name in the checkpoint."""
+    return json.dumps({f"{role}/{name}": digest for name, digest in model.write(writer).items()})
 
 
 def _padded(micro_batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:

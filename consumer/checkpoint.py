@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from coati_rl.checkpoint.directory import prune, write_manifest, write_state
+from coati_rl.checkpoint.directory import prune, role_directory, write_manifest, write_state
 from coati_rl.checkpoint.tokenizer_files import write_files
 from coati_rl.disk import disk_problem
 from coati_rl.errors import ConfigError, RunError
@@ -59,12 +59,21 @@ class CheckpointWriter:
         self.directory = directory
         self._infos = infos
         self._dtype = dtype
-        self._partial = directory.with_name(f".{directory.name}.partial")
+        self._partial, self._is_nested = directory.with_name(f".{directory.name}.partial"), False
         self.files = _cut_into_files(infos, dtype.itemsize, max_file_bytes)  # names of parameters, file by file
+
+    def nested(self, role: str, infos: Sequence[ParameterInfo]) -> "CheckpointWriter":
+        """Return the writer of another model of the same checkpoint, in a directory of its own."""
+        writer = CheckpointWriter(role_directory(self.directory, role), infos, dtype=self._dtype)
+        writer._partial, writer._is_nested = role_directory(self._partial, role), True
+        return writer
 
     def begin(self) -> None:
         """Create an empty partial directory. Raises: RunError on a disk error, as do the other methods."""
         with _disk_errors(self.directory):
+            if self._is_nested:
+                self._partial.mkdir()
+                return
             for left_over in self.directory.parent.glob(".step-*.partial"):  # left by a killed run
                 shutil.rmtree(left_over)
             shutil.rmtree(self._partial, ignore_errors=True)
@@ -104,6 +113,17 @@ class CheckpointWriter:
             digests: of files, by name; others are read to be digested.
             keep: number of checkpoints to keep in the parent directory, this one included; None: all.
         """
+        self.describe(model, settings_dir)
+        with _disk_errors(self.directory):
+            write_files(self._partial, files or {})
+            write_state(self._partial, state)
+            write_manifest(self._partial, digests or {})
+            _publish(self._partial, self.directory)
+            if keep is not None:
+                prune(self.directory.parent, keep)
+
+    def describe(self, model: PreTrainedModel, settings_dir: Path) -> None:
+        """Write the model's configuration, and which file holds which weight; see `publish`."""
         with _disk_errors(self.directory):
             config = copy.deepcopy(model.config)
             # transformers removes this prefix, too, when it saves: FSDP2 derives a class of that name from the model's.
@@ -112,12 +132,6 @@ class CheckpointWriter:
             for line in write_settings(self._partial, config, generation, settings_dir):
                 logger.warning("%s: %s", self.directory, line)
             self._write_index()
-            write_files(self._partial, files or {})
-            write_state(self._partial, state)
-            write_manifest(self._partial, digests or {})
-            _publish(self._partial, self.directory)
-            if keep is not None:
-                prune(self.directory.parent, keep)
 
     def _save(self, tensors: Mapping[str, Tensor], name: str, metadata: dict[str, str] | None) -> str:
         # contiguous() copies where needed: safetensors refuses tensors that share memory or are views.

@@ -167,17 +167,19 @@ class TrainStep:
         if self._mismatch_meter is not None:
             self._mismatch_meter.end_step(step)
         with self._timeline.span("optimizer step", step=step + 1):
-            norms = {
-                role: self._backend.optimizer_step(
-                    loss_scale=loss_scale, learning_rate=learning_rate, role=role, **options
+            norms = {}
+            for role in self._objective.losses:
+                rate = self._objective.rate_of(role, step)
+                norms[role] = self._backend.optimizer_step(
+                    loss_scale=loss_scale if rate else 0.0, learning_rate=rate * learning_rate, role=role, **options
                 )
-                for role in self._objective.losses
-            }
         sums = self._backend.reduce_sums(self._sums)
         metrics = self._objective.metrics(sums, loss_scale=loss_scale) if sums else {}
         seconds = self._train_s + time.perf_counter() - begin
         self._begin()
-        return {**metrics, "grad_norm": norms["policy"], "learning_rate": learning_rate, "train_s": seconds}
+        others = {f"{role}_grad_norm": norm for role, norm in norms.items() if role != "policy"}
+        own = {"grad_norm": norms["policy"], **others, "learning_rate": learning_rate, "train_s": seconds}
+        return {**metrics, **own}
 
     def _keep_old_policy(self, step: int) -> None:
         """Copy the policy before the first step after a weight sync or a resume: the engines sample with it."""

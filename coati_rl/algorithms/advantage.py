@@ -52,6 +52,7 @@ def reward(rewards: Rewards) -> Rewards:
 
 
 GDPO = "gdpo"  # `decoupled_advantages`, which needs the rewards one by one
+GAE = "gae"  # `coati_rl.algorithms.gae`, which needs a critic's values
 ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
     estimator.__name__: estimator for estimator in (group_norm, group_mean, leave_one_out, reward)
 }

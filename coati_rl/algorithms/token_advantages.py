@@ -3,7 +3,7 @@
 All sums are float64. R rows, M loss tokens per row; a row may hold several samples.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -35,30 +35,43 @@ def subtract_kl_to_go(
     Source: arXiv:2501.03262 (REINFORCE++), arXiv:2402.14740 (RLOO); as a reward to go in OpenRLHF.
     """
     arrays = micro_batch.loss_arrays
-    if "ref_logprobs" not in arrays:
-        raise ValueError("KL in the reward needs ref_logprobs: score the batch with a reference")
-    old = arrays.get("old_logprobs", arrays["rollout_logprobs"])
     loss_mask, advantages = arrays["loss_mask"], arrays["advantages"]
-    terms = kl_terms(
-        torch.tensor(old),
-        torch.tensor(arrays["ref_logprobs"]),
-        torch.tensor(loss_mask),
-        estimator=estimator,
-        clamp=clamp,
-    )
-    kl = terms.double().numpy()
+    kl = token_kl(micro_batch, estimator=estimator, clamp=clamp)
     penalty = kl_coeff * _sums_to_go(kl, arrays["sample_index"])
     changed = np.where(loss_mask, advantages - penalty, advantages).astype(np.float32)
     return micro_batch.with_arrays(advantages=changed), {"kl_sum": torch.tensor(kl.sum())}
 
 
-def _sums_to_go(values: NDArray[np.float64], sample_index: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return [R, M]: at each token, the sum from it to the end of its sample, which is contiguous in its row."""
-    sums = np.zeros_like(values)
+def token_kl(micro_batch: MicroBatch, *, estimator: KLEstimator, clamp: float | None = None) -> NDArray[np.float64]:
+    """Return float64[R, M], KL between old policy and reference at each token, nats, 0 where the mask is False.
+
+    rollout_logprobs stand in for old_logprobs. Raises: ValueError if the micro-batch has no ref_logprobs.
+    """
+    arrays = micro_batch.loss_arrays
+    if "ref_logprobs" not in arrays:
+        raise ValueError("KL in the reward needs ref_logprobs: score the batch with a reference")
+    old = arrays.get("old_logprobs", arrays["rollout_logprobs"])
+    mask, reference = torch.tensor(arrays["loss_mask"]), torch.tensor(arrays["ref_logprobs"])
+    kl: NDArray[np.float64] = (
+        kl_terms(torch.tensor(old), reference, mask, estimator=estimator, clamp=clamp).double().numpy()
+    )
+    return kl
+
+
+def sample_parts(sample_index: NDArray[np.int32]) -> Iterator[tuple[int, slice]]:
+    """Yield the row and the places of each sample's loss tokens, which are contiguous, and so of a row's padding."""
     for row, samples in enumerate(sample_index):
-        starts = np.flatnonzero(np.diff(samples, prepend=samples[0] - 1))
-        for first, last in zip(starts, [*starts[1:], len(samples)], strict=True):
-            sums[row, first:last] = values[row, first:last][::-1].cumsum()[::-1]
+        if len(samples):
+            starts = np.flatnonzero(np.diff(samples, prepend=samples[0] - 1)).tolist()
+            for first, last in zip(starts, [*starts[1:], len(samples)], strict=True):
+                yield row, slice(first, last)
+
+
+def _sums_to_go(values: NDArray[np.float64], sample_index: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Return [R, M]: at each token, the sum from it to the end of its sample."""
+    sums = np.zeros_like(values)
+    for row, part in sample_parts(sample_index):
+        sums[row, part] = values[row, part][::-1].cumsum()[::-1]
     return sums
 
 

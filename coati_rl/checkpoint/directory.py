@@ -36,6 +36,11 @@ _ASIDE = re.compile(r"\.step-\d+\.deleted")
 _REMEDY = "give -cp a directory step-<N> that this project wrote, or one above it"
 
 
+def role_directory(checkpoint: Path, role: str) -> Path:
+    """Return where a checkpoint has a trained model beside the policy, which may not be there."""
+    return checkpoint / role
+
+
 def write_manifest(directory: Path, digests: Mapping[str, str] = MappingProxyType({})) -> None:
     """Write the list of all files in the directory and its subdirectories; the last file of a checkpoint.
 

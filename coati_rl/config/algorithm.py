@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 
-from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GDPO
+from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GAE, GDPO
 from coati_rl.algorithms.aggregation import LossVariation
 from coati_rl.algorithms.choices import POLICY_LOSSES, Correction, KLEstimator, RatioLevel
 from coati_rl.config.fields import Section, execution, experiment, split_range
@@ -34,7 +34,7 @@ class AlgorithmConfig(Section):
     advantage_estimator: str = part(
         "group_norm",
         f"From a group's rewards to advantages: {', '.join(ADVANTAGE_ESTIMATORS)}, {GDPO} (each reward of -rt by "
-        "itself), or FILE.py:FUNCTION.",
+        f"itself), {GAE} (of a critic, by token), or FILE.py:FUNCTION.",
     )
     turn_advantages: float | None = part(
         None,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GDPO, compares_samples
+from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GAE, GDPO, compares_samples
 from coati_rl.algorithms.choices import POLICY_LOSSES
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.config import Config
@@ -67,7 +67,7 @@ def needs_group(config: Config) -> bool:
 
 def _names(algorithm: AlgorithmConfig) -> Iterator[str]:
     for flag, name, known in (
-        ("--advantage-estimator", algorithm.advantage_estimator, (*ADVANTAGE_ESTIMATORS, GDPO)),
+        ("--advantage-estimator", algorithm.advantage_estimator, (*ADVANTAGE_ESTIMATORS, GDPO, GAE)),
         ("--policy-loss", algorithm.policy_loss, POLICY_LOSSES),
     ):
         if name not in known and not is_plugin(name):

@@ -3,8 +3,10 @@
 from contextlib import suppress
 from typing import Any, ClassVar, Self
 
+from coati_rl.algorithms.advantage import GAE
 from coati_rl.algorithms.choices import CORRECTION_BOUNDS
 from coati_rl.config.algorithm import PRESET_FIELDS, AlgorithmConfig
+from coati_rl.config.critic import CriticConfig
 from coati_rl.config.data import DataConfig
 from coati_rl.config.distillation import DistillationConfig
 from coati_rl.config.environment import EnvironmentConfig
@@ -28,6 +30,7 @@ _SECTIONS = (
     "environment",
     "reward",
     "algorithm",
+    "critic",
     "distillation",
     "optimizer",
     "parallel",
@@ -52,6 +55,7 @@ class Config(TrainingConfig):
     environment: EnvironmentConfig = EnvironmentConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    critic: CriticConfig = CriticConfig()
     distillation: DistillationConfig = DistillationConfig()
     parallel: ParallelConfig = ParallelConfig()
     sync: SyncConfig = SyncConfig()
@@ -89,6 +93,11 @@ class Config(TrainingConfig):
         named = self.data.dataset if isinstance(self.data.dataset, dict) else {}
         names = dict.fromkeys((DEFAULT_TASK, *(self.data.tasks or {}), *named, *self.data.generated_tasks))
         return {name: self.of_task(name) for name in names}
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a critic is trained beside the policy."""
+        return self.algorithm.advantage_estimator == GAE
 
     @property
     def num_producers(self) -> int:

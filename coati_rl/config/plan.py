@@ -201,6 +201,11 @@ def _algorithm(config: Config) -> str:
     if distillation.teacher is not None:
         kl = f"{distillation.distill_coeff:g} x reverse KL to the teacher ({distillation.distill_kl})"
         parts.append(f"{kl}{', no reward' if distillation.distill_only else ''}")
+    if config.has_critic:
+        critic = config.critic
+        trace = f"by length, {critic.length_lambda:g}" if critic.length_lambda is not None else f"{critic.gae_lambda:g}"
+        start = "--model" if critic.critic_model is None else critic.critic_model
+        parts.append(f"critic from {start}, gamma {critic.gamma:g}, lambda {trace}")
     if algorithm.off_policy_correction != "none":
         parts.append(f"{algorithm.off_policy_correction} {algorithm.off_policy_low:g}/{algorithm.off_policy_high:g}")
     if algorithm.entropy_coeff:

@@ -40,6 +40,7 @@ class GroupRules:
     # GDPO: weights by task and name of a reward, of tasks with several; of others the one reward is normalised.
     decoupled_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     turn_discount: float | None = None  # of rewards of later turns; None: one advantage per episode
+    has_token_rewards: bool = False  # samples hold the reward of each token, for a critic
 
     def length_limit(self, task: str) -> LengthLimit:
         """Return the limit of a task's episodes."""

@@ -16,7 +16,7 @@ from coati_rl.algorithms.turn_advantages import turn_advantages
 from coati_rl.data.episodes import episode_tokens
 from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
 from coati_rl.data.packed_group import PackedTrajectory, as_packed, group_arrays
-from coati_rl.data.turn_rewards import turn_rewards, values_by_token
+from coati_rl.data.turn_rewards import token_rewards, turn_rewards, values_by_token
 from coati_rl.errors import RunError
 from coati_rl.frozen import unchecked
 from coati_rl.samples import Sample
@@ -44,7 +44,9 @@ def build_samples(
     in_loss = is_in_loss(group, rules)
     if not in_loss.any():
         return []
-    advantages = _advantages(group, rules, estimator, scaling or RewardScaling())
+    scaling = scaling or RewardScaling()
+    advantages = _advantages(group, rules, estimator, scaling)
+    of_tokens = token_rewards(group, _rewards(group, rules, scaling)) if rules.has_token_rewards else None
     weights = token_weights(group, in_loss, loss_variation=loss_variation, max_length=rules.max_new_tokens)
     uid, prompt_ids = group.prompt.uid, np.array(group.prompt.token_ids, dtype=np.int32)
     arrays, samples = group_arrays(group), list[Sample]()
@@ -70,6 +72,7 @@ def build_samples(
                 "rollout_logprobs": arrays.logprobs[counted],
                 "temperature": _one_if_equal(arrays.temperature[counted]),
                 "policy_version": arrays.policy_versions[counted],
+                **({} if of_tokens is None else _for_critic(of_tokens[index], packed)),
             },
             num_loss_tokens=counted.stop - counted.start,
         )
@@ -108,6 +111,14 @@ def _tokens(
     return prefix_ids, trajectory.token_ids[start:], trajectory.loss_mask[start:]
 
 
+def _for_critic(rewards: np.ndarray, packed: PackedTrajectory) -> dict[str, np.ndarray | float]:
+    """Return the rewards of a trajectory's tokens, and whether a limit cut it, which is no end."""
+    return {
+        "token_rewards": _one_if_equal(rewards),
+        "is_cut": float(packed.turns[-1].finish_reason == "length"),
+    }
+
+
 def _of_tokens(advantages: np.ndarray, packed: PackedTrajectory, loss_mask: np.ndarray) -> np.ndarray | float:
     """Return an episode's advantage, or, of several turns [J], that of each token in the loss [N]."""
     if advantages.ndim == 0:
@@ -144,7 +155,7 @@ def _advantages(group: RolloutGroup, rules: GroupRules, estimator: Estimator, sc
     weights = rules.decoupled_weights.get(group.prompt.task)
     if weights:
         return decoupled_advantages(_rewards_by_name(group, valid, [*weights]), valid, weights=[*weights.values()])
-    rewards = scaling(group_rewards(group)) + over_length_penalties(group, rules)
+    rewards = _rewards(group, rules, scaling)
     try:
         if rules.turn_discount is not None:
             by_turn = turn_rewards(group, rewards, valid)
@@ -155,6 +166,12 @@ def _advantages(group: RolloutGroup, rules: GroupRules, estimator: Estimator, sc
             f"--advantage-estimator fails on prompt {group.prompt.uid} with rewards {rewards[valid].tolist()}: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _rewards(group: RolloutGroup, rules: GroupRules, scaling: RewardScaling) -> Rewards:
+    """Return float64[G], the scaled rewards plus length penalties."""
+    rewards: Rewards = scaling(group_rewards(group)) + over_length_penalties(group, rules)
+    return rewards
 
 
 def _rewards_by_name(group: RolloutGroup, valid: np.ndarray, names: Sequence[str]) -> Rewards:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from coati_rl.algorithms.advantage import Rewards
-from coati_rl.data.packed_group import PackedTrajectory, PackedTurn, as_packed
+from coati_rl.data.packed_group import PackedTrajectory, PackedTurn, as_packed, group_arrays
 from coati_rl.types import RolloutGroup
 
 
@@ -34,9 +34,36 @@ def turn_rewards(group: RolloutGroup, totals: Rewards, valid: np.ndarray) -> Rew
     for packed in trajectories:
         episode = packed.episode
         for given in packed.rewards:
-            rewards[episode, _turn_at(packed.turns, given.position)] += given.value
+            rewards[episode, _turn_at(packed.turns, given.position).number] += given.value
             rewards[episode, last[episode]] -= given.value  # it is part of the total
     return rewards
+
+
+def token_rewards(group: RolloutGroup, totals: Rewards) -> list[np.ndarray]:
+    """Return float32[N] of each trajectory: the reward of each of its tokens in the loss.
+
+    What an environment gave is at the last token of the turn that it was given for; the rest of the episode's reward,
+    which is of no turn, at the last token of each of its trajectories.
+
+    Args:
+        totals: float64[G], the reward of each episode, of which the environment's rewards are a part.
+    """
+    packed, arrays = as_packed(group), group_arrays(group)
+    left = totals.astype(np.float64)
+    for trajectory in packed.trajectories:
+        for given in trajectory.rewards:
+            left[trajectory.episode] -= given.value
+    found = []
+    for trajectory, own in zip(packed.trajectories, arrays.own, strict=True):
+        counts = np.concatenate([[0], np.cumsum(arrays.loss_mask[own])])  # of loss tokens before each place
+        rewards = np.zeros(int(counts[-1]), dtype=np.float32)
+        if len(rewards):
+            for given in trajectory.rewards:
+                end = _turn_at(trajectory.turns, given.position).end
+                rewards[max(int(counts[end]) - 1, 0)] += given.value
+            rewards[-1] += left[trajectory.episode]
+        found.append(rewards)
+    return found
 
 
 def values_by_token(packed: PackedTrajectory, loss_mask: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -52,7 +79,7 @@ def values_by_token(packed: PackedTrajectory, loss_mask: np.ndarray, values: np.
     return np.repeat(values[turns], counts).astype(np.float32)
 
 
-def _turn_at(turns: Sequence[PackedTurn], position: int) -> int:
-    """Return the number of the turn that a position is in, or of the last one before it."""
-    started = [turn.number for turn in turns if turn.start <= position]
-    return started[-1] if started else turns[0].number
+def _turn_at(turns: Sequence[PackedTurn], position: int) -> PackedTurn:
+    """Return the turn that a position is in, or the last one before it."""
+    started = [turn for turn in turns if turn.start <= position]
+    return started[-1] if started else turns[0]

@@ -20,6 +20,7 @@ from coati_rl.types import Device
 # to 364 MiB, producers with the fake engine 285 to 291. Without Ray those of bench/memory_forecast.py had 320 to 322.
 TRAINER_LIBRARIES = 360 * 2**20
 PYTHON_ENGINE_LIBRARIES = 285 * 2**20
+_HELD = ("parameters", "masters", "optimizer", "gradients")  # of a trained model, while another one computes
 _SEGMENT_SETS = 2  # of shared memory, used in turns: `coati_rl.transport.segments`
 
 
@@ -30,6 +31,7 @@ class RunModels:
     policy: Any
     frozen: tuple[Any, ...] = ()  # reference, the policy before the update, teacher
     has_scalar_head: bool = False
+    critic: Any = None  # trained beside the policy; None: there is none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +122,10 @@ def trainer_memory(
     shards = config.dp if layout.is_fully_sharded else layout.pp
     frozen = [model_shape(each, tensor_parallel_size=tp).num_weights for each in models.frozen]
     parts["frozen models"] = sum(frozen) * item_bytes(layout.precision) // shards
+    if models.critic is not None:  # its activations are there when the policy's are not
+        critic = model_shape(models.critic, tensor_parallel_size=tp, has_scalar_head=True)
+        held = trainer_parts(critic, size, layout)
+        parts["critic"] = sum(held.get(name, 0) for name in _HELD)
     host: Parts = {"libraries": TRAINER_LIBRARIES}
     if kept_versions:  # on data-parallel rank 0, or with FSDP2 each rank its part; a mean over ranks
         copies = 1 if layout.is_fully_sharded else config.dp

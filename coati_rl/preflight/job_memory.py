@@ -73,7 +73,11 @@ def run_check(
     check_layout: Callable[..., None],
 ) -> MemoryCheck[Config]:
     """Return the check of a run with producers; see `check_run_memory`."""
-    models = RunModels(policy=hf_config, frozen=_frozen_of_run(config.with_gap_correction(), hf_config))
+    models = RunModels(
+        policy=hf_config,
+        frozen=_frozen_of_run(config.with_gap_correction(), hf_config),
+        critic=_critic_of_run(config, hf_config),
+    )
     of_rewards = _reward_model_configs(config)
 
     def forecast(changed: Config, *, prompt: int, response: int) -> Forecast:
@@ -216,6 +220,14 @@ def _frozen_of_run(config: Config, hf_config: Any) -> tuple[Any, ...]:
     own = [hf_config] * ((config.algorithm.kl_coeff > 0) + keeps_old)
     teacher = config.distillation.teacher
     return (*own, *([_config_of(teacher, config, hf_config)] if teacher is not None and _is_here(teacher) else []))
+
+
+def _critic_of_run(config: Config, hf_config: Any) -> Any:
+    """Return the config of the critic, None without one."""
+    if not config.has_critic:
+        return None
+    start = config.critic.critic_model
+    return hf_config if start is None or not _is_here(start) else _config_of(start, config, hf_config)
 
 
 def _is_here(model: str) -> bool:

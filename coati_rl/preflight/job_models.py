@@ -6,6 +6,7 @@ from typing import Any
 
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
+from coati_rl.preflight.critic import with_critic
 from coati_rl.preflight.resources import (
     checked_model_config,
     read_model_config,
@@ -49,9 +50,12 @@ def with_run_models(
         check_layout=check_layout,
         is_dry_run=is_dry_run,
     )
+    config, of_critic = with_critic(config, tokenizer, check_layout=check_layout, is_dry_run=is_dry_run)
     models = {"--model": config.model.model, "--teacher": config.distillation.teacher}
+    if config.has_critic:
+        models["--critic-model"] = config.critic.critic_model or config.model.model
     config, of_rows = with_sample_rows(config, models, try_model=try_model)
-    return config, tokenizer, [*of_teacher, *of_rows]
+    return config, tokenizer, [*of_teacher, *of_critic, *of_rows]
 
 
 def with_dataset_models(

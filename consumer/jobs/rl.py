@@ -5,23 +5,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coati_rl.checkpoint.directory import role_directory
 from coati_rl.config import Config
+from coati_rl.data.reward_samples import padding_token_id
+from coati_rl.preflight.resources import load_tokenizer
 from coati_rl.protocols import Role, TrainerCoordinator
 from coati_rl.runtime.address import own_address
 from consumer.backend_config import ModelSource, frozen, trained
 from consumer.jobs.job import Trainer
-from consumer.objectives.policy_gradient import policy_gradient
+from consumer.objectives.of_run import policy_gradient
 from consumer.optim.learning_rate import learning_rate
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
 
 if TYPE_CHECKING:
     from consumer.backend import Backend
+    from consumer.models.scalar_head import ScalarHead
 
 
 def models(config: Config, directory: Path) -> dict[Role, ModelSource]:
     """Return a trainer's models by role. `directory`: the policy's; a checkpoint's to go on from it."""
     found: dict[Role, ModelSource] = {"policy": trained(directory, config.optimizer)}
+    if config.has_critic:
+        found["value"] = trained(_critic_dir(config, directory), config.optimizer, head=_critic_head(config))
     if config.algorithm.kl_coeff > 0:
         found["reference"] = frozen(Path(config.model.model))
     if config.distillation.teacher is not None:
@@ -29,6 +35,19 @@ def models(config: Config, directory: Path) -> dict[Role, ModelSource]:
     if "old" in policy_gradient(config.with_gap_correction()).roles:
         found["old"] = frozen(directory)
     return found
+
+
+def _critic_dir(config: Config, directory: Path) -> Path:
+    """Return the critic's directory: in the checkpoint, if it has one."""
+    saved = role_directory(directory, "value")
+    return saved if saved.is_dir() else Path(config.critic.critic_model or config.model.model)
+
+
+def _critic_head(config: Config) -> "ScalarHead":
+    from consumer.models.scalar_head import ScalarHead  # imports transformers
+
+    pad_token_id = padding_token_id(load_tokenizer(Path(config.model.model), needs_chat_template=False))
+    return ScalarHead(seed=None, pad_token_id=pad_token_id)
 
 
 @contextmanager

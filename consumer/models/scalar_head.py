@@ -30,7 +30,7 @@ _WEIGHT = f"{_NAME}.weight"
 class ScalarHead:
     """Ask for a scalar head instead of an LM head."""
 
-    seed: int = 0  # of the initial weights, where the model directory has none
+    seed: int | None = 0  # of the initial weights, where the model directory has none; None: they are 0
     pad_token_id: int | None = None  # after which transformers looks for no score; None: the model's own
 
 
@@ -62,7 +62,7 @@ def load_scalar(
     """Load a decoder with a scalar head without running any code from the model directory.
 
     From a language model's directory the head is new, drawn from N(0, 1 / (H + 1)) by its seed alone, so that it is the
-    same on every rank (arXiv:2009.01325). From a sequence classifier's it is the saved one. Dtypes: see `read_model`.
+    same on every rank (arXiv:2009.01325), or 0. From a sequence classifier's it is the saved one. Dtypes: `read_model`.
 
     Raises: ConfigError if the directory cannot be read, its classifier has several labels, or its architecture has no
         classifier of this form.
@@ -93,8 +93,11 @@ def load_scalar(
 
 
 @torch.no_grad()
-def _initialise(layer: nn.Linear, seed: int) -> None:
+def _initialise(layer: nn.Linear, seed: int | None) -> None:
     """Draw the weights from N(0, 1 / (H + 1)), independent of torch's global random state."""
+    if seed is None:
+        layer.weight.zero_()
+        return
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(layer.weight.shape, generator=generator) / (layer.in_features + 1) ** 0.5
     layer.weight.copy_(drawn)

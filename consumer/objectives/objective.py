@@ -43,6 +43,10 @@ class Objective(ABC):
         """Return the models that the trainer must hold: those that are trained, and those that score."""
         return frozenset({*self.losses, *self.scores.values(), *self.hidden_states.values()})
 
+    def rate_of(self, role: Role, step: int) -> float:
+        """Return a trained model's learning rate as a multiple of the step's; 0: the model stands still."""
+        return 1.0
+
     def targets(self, micro_batches: tuple[MicroBatch, ...]) -> Targets:
         """Fill the loss arrays that depend on scores; not called on ranks without the LM head."""
         return micro_batches, {}

@@ -16,8 +16,6 @@ from coati_rl.algorithms.distillation import add_teacher_advantages
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.algorithms.token_advantages import advantage_sums, subtract_kl_to_go, whiten
 from coati_rl.batch import MicroBatch
-from coati_rl.build import build_loss
-from coati_rl.config import Config
 from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import LossFn, Role
 from consumer.objectives.objective import Objective, Targets, mean_of
@@ -119,24 +117,3 @@ class PolicyGradient(Objective):
             "old_logprob_gap_mean": mean_of(sums, "old_gap_sum") if is_rescored else None,
             "old_logprob_gap_max": sums["old_gap_max"] if is_rescored else None,
         }
-
-
-def policy_gradient(config: Config) -> PolicyGradient:
-    """Build the objective of a validated config. Raises: ConfigError if a user's loss function fails its check."""
-    algorithm, distillation = config.algorithm, config.distillation
-    loss: LossFn = build_loss(algorithm)
-    has_teacher, is_full = distillation.teacher is not None, distillation.distill_kl == "full"
-    if has_teacher and is_full:
-        loss = DistilledLoss(loss=loss, direction="reverse", kl_coeff=distillation.distill_coeff)
-    return PolicyGradient(
-        loss=loss,
-        has_reference=algorithm.kl_coeff > 0,
-        old_policy_period=config.sync_period if config.recomputes_old_logprobs else None,
-        updates_per_batch=algorithm.updates_per_batch,
-        reward_kl_coeff=algorithm.kl_coeff if algorithm.kl_place == "reward" else 0.0,
-        kl_estimator=algorithm.kl_estimator,
-        kl_clamp=algorithm.kl_clamp,
-        teacher_coeff=distillation.distill_coeff if has_teacher and not is_full else None,
-        distills_only=distillation.distill_only,
-        needs_whole_step=algorithm.whiten_advantages,
-    )

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.config import Config
-from consumer.objectives.policy_gradient import PolicyGradient, policy_gradient
+from consumer.objectives.of_run import policy_gradient
+from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
 from consumer.train_step import TrainStep
 from tests.unit.consumer.conftest import make_micro_batch

@@ -1,0 +1,54 @@
+"""Build the objective of a run with producers: a policy gradient, with a critic or without."""
+
+from typing import Any
+
+from coati_rl.algorithms.gae import TokenReturns
+from coati_rl.algorithms.value_loss import ValueLoss
+from coati_rl.build import build_loss
+from coati_rl.config import Config
+from coati_rl.ops.distilled_loss import DistilledLoss
+from coati_rl.protocols import LossFn
+from consumer.objectives.actor_critic import ActorCritic
+from consumer.objectives.policy_gradient import PolicyGradient
+
+CRITIC_RATE = 10.0  # times the policy's learning rate, as in verl (1e-5 and 1e-6)
+
+
+def policy_gradient(config: Config) -> PolicyGradient:
+    """Build the objective of a validated config. Raises: ConfigError if a user's loss function fails its check."""
+    algorithm, distillation, critic = config.algorithm, config.distillation, config.critic
+    loss: LossFn = build_loss(algorithm)
+    has_teacher, is_full = distillation.teacher is not None, distillation.distill_kl == "full"
+    if has_teacher and is_full:
+        loss = DistilledLoss(loss=loss, direction="reverse", kl_coeff=distillation.distill_coeff)
+    reward_kl_coeff = algorithm.kl_coeff if algorithm.kl_place == "reward" else 0.0
+    common: dict[str, Any] = {
+        "loss": loss,
+        "has_reference": algorithm.kl_coeff > 0,
+        "old_policy_period": config.sync_period if config.recomputes_old_logprobs else None,
+        "updates_per_batch": algorithm.updates_per_batch,
+        "reward_kl_coeff": reward_kl_coeff,
+        "kl_estimator": algorithm.kl_estimator,
+        "kl_clamp": algorithm.kl_clamp,
+        "teacher_coeff": distillation.distill_coeff if has_teacher and not is_full else None,
+        "distills_only": distillation.distill_only,
+        "needs_whole_step": algorithm.whiten_advantages,
+    }
+    if not config.has_critic:
+        return PolicyGradient(**common)
+    rate = critic.critic_lr
+    return ActorCritic(
+        **common,
+        value_loss=ValueLoss(clip=critic.value_clip, huber=critic.value_huber),
+        token_returns=TokenReturns(
+            discount=critic.gamma,
+            trace=critic.gae_lambda,
+            critic_trace=critic.critic_lambda,
+            trace_by_length=critic.length_lambda,
+            kl_coeff=reward_kl_coeff,
+            kl_estimator=algorithm.kl_estimator,
+            kl_clamp=algorithm.kl_clamp,
+        ),
+        critic_rate=CRITIC_RATE if rate is None else rate / config.optimizer.learning_rate,
+        critic_warmup=critic.critic_warmup,
+    )

@@ -16,11 +16,14 @@ def backend_config(
     scalar_head: ScalarHead | None = None,
     reference_dir: Path | None = None,
     teacher_dir: Path | None = None,
+    value_dir: Path | None = None,
     keeps_old_policy: bool = False,
     **settings: Any,
 ) -> BackendConfig:
-    """Train the model of `model_dir`; the others are frozen."""
+    """Train the model of `model_dir`, and a critic if there is one; the others are frozen."""
     models: dict[Role, ModelSource] = {"policy": trained(model_dir, optimizer, head=scalar_head)}
+    if value_dir is not None:
+        models["value"] = trained(value_dir, optimizer, head=ScalarHead(seed=3, pad_token_id=0))
     if reference_dir is not None:
         models["reference"] = frozen(reference_dir)
     if teacher_dir is not None:

@@ -45,7 +45,8 @@ class ValueLoss:
             clipped = self._terms(old + (values - old).clamp(-self.clip, self.clip) - returns)
         terms, was_larger = torch.where(mask, torch.maximum(terms, clipped), 0.0), (clipped > terms) & mask
         loss = (micro_batch["loss_weights"] * terms).sum()
-        residuals, counted = (returns - old)[mask].double(), returns[mask].double()
+        counted = returns[mask].double()
+        residuals = counted - old[mask].double()
         return loss, {
             "value_tokens": mask.sum().double(),
             "value_loss_sum": loss.detach().double(),

@@ -22,6 +22,7 @@ from coati_rl.model_files.values import HEAD, check_stored_values, has_own_head
 # trained: by trainers, who save it; scored: by trainers, frozen; sampled: by an engine; rated: with a scalar head.
 Use = Literal["trained", "scored", "sampled", "rated"]
 
+_BIAS = "score.bias"  # of a classifier of tokens
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ENGINE_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -114,6 +115,13 @@ def _check_for_engine(stored: Mapping[str, StoredTensor], uses: frozenset[Use], 
 def _check_names(config: Any, stored: Mapping[str, StoredTensor], uses: frozenset[Use], where: str) -> None:
     """Raise ConfigError if names or shapes differ from those of the architecture that reads the files."""
     is_classifier = "rated" in uses and is_sequence_classifier(config)
+    if "rated" in uses:
+        check_one_label(config, where)
+        if _BIAS in stored:
+            raise ConfigError(
+                f"{where}: has a {_BIAS}, and a head of one value has none here; use a sequence classifier with one "
+                "label, a directory of coati-rl rm, or the language model that it was made from"
+            )
     if uses == {"sampled"}:
         build = _class_of_engine(config, stored)
     else:
@@ -132,6 +140,15 @@ def _check_names(config: Any, stored: Mapping[str, StoredTensor], uses: frozense
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
     differences.check(where)
+
+
+def check_one_label(config: Any, where: str) -> None:
+    """Raise ConfigError for a classifier of several labels, whose head gives no single value."""
+    if is_sequence_classifier(config) and config.num_labels != 1:
+        raise ConfigError(
+            f"{where} is a classifier with {config.num_labels} labels, and a reward model or critic has one; "
+            "use one of these, or the language model it was made from"
+        )
 
 
 def is_sequence_classifier(config: Any) -> bool:

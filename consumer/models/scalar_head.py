@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.check import check_one_label, is_sequence_classifier
 from coati_rl.model_files.config import read_config
 from coati_rl.model_files.quiet import no_load_report
 from consumer.models.loading import prepare, read_model
@@ -67,13 +68,10 @@ def load_scalar(
     Raises: ConfigError if the directory cannot be read, its classifier has several labels, or its architecture has no
         classifier of this form.
     """
-    config = read_config(model_dir, f"--model {model_dir}")
-    is_classifier = any("SequenceClassification" in name for name in config.architectures or ())
-    if is_classifier and config.num_labels != 1:
-        raise ConfigError(
-            f"--model {model_dir} is a classifier with {config.num_labels} labels, and a reward model has one; "
-            "use a reward model, or the language model it was made from"
-        )
+    where = f"--model {model_dir}"
+    config = read_config(model_dir, where)
+    check_one_label(config, where)
+    is_classifier = is_sequence_classifier(config)
     config.num_labels = 1
     text_config = config.get_text_config()
     text_config.pad_token_id = _pad_token_id(model_dir, text_config, head)

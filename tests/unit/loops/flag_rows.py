@@ -52,8 +52,8 @@ def sampling(name):
     return lambda trace: {getattr(request.sampling, name) for request in trace.engines[0].requests}
 
 
-def metric(name):
-    return lambda trace: trace.steps[0][name]
+def metric(name, *, step=0):
+    return lambda trace: trace.steps[step][name]
 
 
 def rates(trace):

@@ -55,6 +55,7 @@ UNLIKELY = {"logprob_scale": 8.0}  # the engine's -1 becomes -8, where the train
 TIS = {"off_policy_correction": "tis"}
 MIDDLING = {"filter_range": (0.4, 0.6), "num_episodes": 2}
 PUNISHED = {"soft_over_length_punishment": True}
+PPO = {"algo": "PPO"}
 TAUGHT = {"teacher": "<model>", "old_logprobs": "trainer"}  # the scripted engine's would be clipped
 
 IN_RUNS = {
@@ -160,6 +161,15 @@ IN_RUNS = {
     "distill_coeff": Row(0.5, metric("grad_norm"), base=TAUGHT),
     "distill_only": Row(True, first_gradient, base=TAUGHT),
     "distill_kl": Row("full", first_gradient, base=TAUGHT),
+    "gamma": Row(0.5, metric("return_mean"), base=PPO),
+    "gae_lambda": Row(0.0, metric("return_mean"), base=PPO),
+    "critic_lambda": Row(0.0, metric("return_mean"), base=PPO),
+    "length_lambda": Row(0.5, first_gradient, base=PPO),
+    "critic_model": Row("<model>", metric("value_mean", step=-1), base=PPO),
+    "critic_lr": Row(0.1, metric("value_mean", step=-1), base=PPO),
+    "critic_warmup": Row(2, lambda t: len(t.gradients), 4, 2, PPO),
+    "value_clip": Row(1e-4, metric("value_clip_fraction", step=-1), base=PPO | {"updates_per_batch": 2}),
+    "value_huber": Row(0.01, metric("value_grad_norm"), base=PPO),
     "enable_profiling": Row(True, lambda t: [*map(str, t.paths.run_dir.glob("profile/*.json"))] != [], False, True),
     "inflight_update": Row(True, lambda t: set(t.engines[0].commits_in_flight), {False}, {True}),
     "weight_transport": Row("gloo", lambda t: set(t.engines[0].wires), {"shm"}, {"gloo"}),

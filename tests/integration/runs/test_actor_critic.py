@@ -1,0 +1,70 @@
+"""Test runs with a critic as users start them: vLLM and two trainers, a kill, and the same bits after it."""
+
+import re
+import shlex
+
+import pytest
+
+from tests.integration.runs.records import (
+    assert_complete,
+    assert_engine_and_trainer_agree,
+    assert_weights_moved,
+    lines,
+    read_rollouts,
+)
+from tests.integration.runs.test_offline import tensors
+
+pytestmark = pytest.mark.timeout(900)
+LAYOUTS = {
+    "dp1": ("-t", 1, "-tbs", 4, "-tMbs", 4),
+    "dp2": ("-t", 2, "-tbs", 2, "-tMbs", 2),
+    "tp2": ("-t", 2, "-tp", 2, "-tbs", 4, "-tMbs", 4),
+    "fsdp2": ("-t", 2, "--plugin", "fsdp2", "-tbs", 2, "-tMbs", 2),
+}
+
+
+def ppo(flags, model, layout):
+    return (*flags(model), "-a", "PPO", "-kl", 0.01, *LAYOUTS[layout], "-si", 1, "--max-steps", 4)
+
+
+@pytest.mark.parametrize("layout", [pytest.param(each, marks=pytest.mark.full) for each in LAYOUTS])
+def test_a_killed_run_goes_on_with_both_optimizers(make_tiny, start_run, flags, layout):
+    job = ppo(flags, make_tiny(tied=True), layout)
+    whole = start_run(*job)
+    assert whole.wait() == 0, whole.text()
+    records = assert_complete(whole, steps=4)
+    assert_weights_moved(records)
+    assert_engine_and_trainer_agree(records)
+    killed = start_run(*job, name="killed")
+    killed.wait_for_step(2)
+    killed.processes("ray::TrainerActor")[0].kill()
+    assert killed.wait() == 1, killed.text()
+    resume = re.search(r"resume from step \d+ with: \S+ \S*rl_example\.py (.*)$", killed.text().splitlines()[-1])
+    assert resume, killed.text()
+    resumed = start_run(*shlex.split(resume[1]), name="killed")
+    assert resumed.wait() == 0, resumed.text()
+    assert tensors(resumed, 4) == tensors(whole, 4) and tensors(whole, 4)
+    assert tensors(resumed, "4/value") == tensors(whole, "4/value") and len(tensors(whole, "4/value")) == 2
+    assert read_rollouts(resumed) == read_rollouts(whole)
+    keys = ("value_loss", "explained_variance", "value_grad_norm", "kl_mean")
+    found, right = (
+        [[record[key] for key in keys] for record in lines(run.run_dir / "metrics.jsonl")] for run in (resumed, whole)
+    )
+    assert found == right
+
+
+@pytest.mark.full
+def test_a_reward_model_is_the_critic_s_start_and_a_wrong_one_is_refused(make_tiny, start_run, flags, tmp_path):
+    model = make_tiny(tied=True)
+    first = start_run(*ppo(flags, model, "dp1"), "--max-steps", 1)
+    assert first.wait() == 0, first.text()
+    critic = first.run_dir / "checkpoints" / "step-1" / "value"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (critic / name).write_bytes((model / name).read_bytes())
+    again = start_run(*ppo(flags, model, "dp1"), "--max-steps", 1, "--critic-model", critic, name="again")
+    assert again.wait() == 0, again.text()
+    (record,) = assert_complete(again, steps=1)
+    assert record["value_mean"] != 0
+    job = ppo(flags, model, "dp1")
+    refused = start_run(*job, "--critic-model", tmp_path / "none", name="refused")
+    assert refused.wait() == 2 and "--critic-model" in refused.text().splitlines()[-1]

@@ -1,0 +1,115 @@
+"""Test whole runs with a critic: they go on from a checkpoint, and give the turns of episodes their rewards."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from coati_rl.data.packing import build_mini_batch
+from coati_rl.errors import ConfigError
+from coati_rl.work import TrainWork
+from tests.unit.loops.test_episodes import TALK
+
+PPO = {"algo": "PPO", "save_interval": 1, "inference_batch_size": 2, "critic_lr": 0.01}
+OF_THE_CRITIC = ("value_loss", "value_mean", "return_mean", "explained_variance", "value_grad_norm")
+
+
+@pytest.fixture(scope="module")
+def whole(run_in_threads):
+    return run_in_threads(PPO)
+
+
+def go_on(run_in_threads, trace, tmp_path, *, step, **changes):
+    run_dir = tmp_path / "run"
+    shutil.copytree(trace.paths.run_dir, run_dir)
+    fields = {"run_dir": str(run_dir), "checkpoint_path": str(run_dir / "checkpoints" / f"step-{step}")}
+    return run_in_threads(PPO | fields | changes)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_resumed_run_has_the_same_bits_of_both_models(run_in_threads, whole, tmp_path, step) -> None:
+    trace = go_on(run_in_threads, whole, tmp_path, step=step)
+    for key in ("loss", "grad_norm", "learning_rate", *OF_THE_CRITIC):
+        assert [record[key] for record in trace.steps] == [record[key] for record in whole.steps[step:]]
+    for name in ("", "value"):
+        files = sorted((trace.paths.checkpoints / "step-4" / name).glob("*.safetensors"))
+        assert len(files) == 2
+        for file in files:
+            there = whole.paths.checkpoints / "step-4" / name / file.name
+            assert file.read_bytes() == there.read_bytes()
+
+
+def test_the_critic_begins_at_0_and_is_a_classifier_of_transformers(whole) -> None:
+    assert whole.steps[0]["value_mean"] == 0.0 and whole.steps[0]["explained_variance"] == pytest.approx(0.0, abs=1e-9)
+    assert all(step["value_mean"] != 0 for step in whole.steps[1:])
+    directory = whole.paths.checkpoints / "step-4" / "value"
+    critic = AutoModelForSequenceClassification.from_pretrained(directory, output_loading_info=True)
+    model, report = critic
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    with torch.no_grad():
+        assert model(input_ids=torch.arange(1, 6)[None]).logits.abs().item() > 0
+
+
+def test_a_checkpoint_without_a_critic_goes_on_with_a_new_one(run_in_threads, tmp_path) -> None:
+    before = run_in_threads({**PPO, "algo": "REINFORCE_PP", "critic_lr": None, "max_steps": 2})
+    trace = go_on(run_in_threads, before, tmp_path, step=2, max_steps=None)
+    assert trace.steps[0]["value_mean"] == 0.0
+    assert (trace.paths.checkpoints / "step-4" / "value" / "optimizer.safetensors").is_file()
+
+
+def test_damage_to_the_critic_s_files_is_found(run_in_threads, whole, tmp_path) -> None:
+    shutil.copytree(whole.paths.run_dir, tmp_path / "run")
+    directory = tmp_path / "run" / "checkpoints" / "step-2"
+    weights = directory / "value" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"value/model\.safetensors"):
+        run_in_threads(PPO | {"run_dir": str(tmp_path / "run"), "checkpoint_path": str(directory)})
+
+
+def test_warm_up_moves_the_critic_alone(run_in_threads, whole) -> None:
+    trace = run_in_threads({**PPO, "critic_warmup": 4})
+    start, end = (whole_weights(trace, step) for step in (1, 4))
+    for name, weight in start["policy"].items():
+        assert torch.equal(weight, end["policy"][name])
+    assert any(not torch.equal(weight, end["value"][name]) for name, weight in start["value"].items())
+
+
+def whole_weights(trace, step):
+    from safetensors.torch import load_file
+
+    directory = trace.paths.checkpoints / f"step-{step}"
+    return {
+        "policy": load_file(directory / "model.safetensors"),
+        "value": load_file(directory / "value" / "model.safetensors"),
+    }
+
+
+def test_one_sample_a_prompt_is_enough(run_in_threads) -> None:
+    trace = run_in_threads({"algo": "PPO", "num_generations": 1, "train_microbatch_size": 2, "max_steps": 2})
+    assert trace.gradients and any(gradient.any() for gradient in trace.gradients[0].values())
+
+
+def test_rewards_of_turns_are_at_their_last_tokens(run_in_threads) -> None:
+    trace = run_in_threads({**TALK, "algo": "PPO", "max_steps": 1})
+    (work,) = [each for each in trace.work if isinstance(each, TrainWork)]
+    given = {
+        round(float(np.float32(reward.value)), 6)
+        for group in trace.groups
+        for trajectory in group.trajectories
+        for reward in trajectory.rewards
+        if reward.value
+    }
+    placed, totals = set(), list[float]()
+    for micro_batch in build_mini_batch(work.batch).micro_batches:
+        arrays = micro_batch.loss_arrays
+        rewards = arrays["token_rewards"]
+        placed |= {round(float(each), 6) for each in rewards[rewards != 0]}
+        for number in np.unique(arrays["sample_index"][arrays["loss_mask"]]):
+            totals.append(float(rewards[arrays["sample_index"] == number].sum()))
+    assert placed <= given and placed
+    trained = sorted(score.reward for group in trace.groups for score in group.scores)
+    assert sorted(totals) == pytest.approx(trained[-len(totals) :], abs=1e-5)

@@ -110,6 +110,11 @@ class AlgorithmConfig(Section):
     )
     filter_truncated_response: bool = part(False, "Leave responses that hit the limit out of the loss.")
 
+    @property
+    def has_critic(self) -> bool:
+        """Whether a critic is trained beside the policy."""
+        return self.advantage_estimator == GAE
+
     @model_validator(mode="before")
     @classmethod
     def _take_the_preset(cls, values: Any) -> Any:

@@ -3,7 +3,6 @@
 from contextlib import suppress
 from typing import Any, ClassVar, Self
 
-from coati_rl.algorithms.advantage import GAE
 from coati_rl.algorithms.choices import CORRECTION_BOUNDS
 from coati_rl.config.algorithm import PRESET_FIELDS, AlgorithmConfig
 from coati_rl.config.critic import CriticConfig
@@ -93,11 +92,6 @@ class Config(TrainingConfig):
         named = self.data.dataset if isinstance(self.data.dataset, dict) else {}
         names = dict.fromkeys((DEFAULT_TASK, *(self.data.tasks or {}), *named, *self.data.generated_tasks))
         return {name: self.of_task(name) for name in names}
-
-    @property
-    def has_critic(self) -> bool:
-        """Whether a critic is trained beside the policy."""
-        return self.algorithm.advantage_estimator == GAE
 
     @property
     def num_producers(self) -> int:

@@ -11,7 +11,7 @@ from coati_rl.config.fields import spelling
 def critic_problems(config: Config) -> Iterator[str]:
     """Why the critic cannot be trained like this, each with a remedy."""
     critic, algorithm = config.critic, config.algorithm
-    if not config.has_critic:
+    if not config.algorithm.has_critic:
         values = critic.model_dump()
         given = [
             f"{spelling(name, field)} {values[name]}"

@@ -201,7 +201,7 @@ def _algorithm(config: Config) -> str:
     if distillation.teacher is not None:
         kl = f"{distillation.distill_coeff:g} x reverse KL to the teacher ({distillation.distill_kl})"
         parts.append(f"{kl}{', no reward' if distillation.distill_only else ''}")
-    if config.has_critic:
+    if config.algorithm.has_critic:
         critic = config.critic
         trace = f"by length, {critic.length_lambda:g}" if critic.length_lambda is not None else f"{critic.gae_lambda:g}"
         start = "--model" if critic.critic_model is None else critic.critic_model

@@ -130,7 +130,7 @@ def selection_settings(config: Config) -> SelectionSettings | None:
         or algorithm.whiten_advantages
         or is_plugin(algorithm.policy_loss)
         or config.distillation.teacher is not None
-        or config.has_critic
+        or config.algorithm.has_critic
     ):
         return None
     # The first dp rank alone measures tokens that earlier weights sampled; it has at least a dp-th of what is computed.
@@ -154,7 +154,7 @@ def _group_rules(config: Config) -> GroupRules:
         },
         decoupled_weights=_decoupled_weights(config),
         turn_discount=algorithm.turn_advantages,
-        has_token_rewards=config.has_critic,
+        has_token_rewards=config.algorithm.has_critic,
     )
 
 

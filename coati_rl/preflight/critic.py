@@ -20,7 +20,7 @@ def with_critic(
         is_dry_run: do not fetch a model.
     Raises: ConfigError if this model cannot be the critic.
     """
-    if not config.has_critic:
+    if not config.algorithm.has_critic:
         return config, []
     named = config.critic.critic_model or config.model.model
     flag = "--model" if config.critic.critic_model is None else "--critic-model"

@@ -224,7 +224,7 @@ def _frozen_of_run(config: Config, hf_config: Any) -> tuple[Any, ...]:
 
 def _critic_of_run(config: Config, hf_config: Any) -> Any:
     """Return the config of the critic, None without one."""
-    if not config.has_critic:
+    if not config.algorithm.has_critic:
         return None
     start = config.critic.critic_model
     return hf_config if start is None or not _is_here(start) else _config_of(start, config, hf_config)

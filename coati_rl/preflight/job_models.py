@@ -52,7 +52,7 @@ def with_run_models(
     )
     config, of_critic = with_critic(config, tokenizer, check_layout=check_layout, is_dry_run=is_dry_run)
     models = {"--model": config.model.model, "--teacher": config.distillation.teacher}
-    if config.has_critic:
+    if config.algorithm.has_critic:
         models["--critic-model"] = config.critic.critic_model or config.model.model
     config, of_rows = with_sample_rows(config, models, try_model=try_model)
     return config, tokenizer, [*of_teacher, *of_critic, *of_rows]

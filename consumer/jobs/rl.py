@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def models(config: Config, directory: Path) -> dict[Role, ModelSource]:
     """Return a trainer's models by role. `directory`: the policy's; a checkpoint's to go on from it."""
     found: dict[Role, ModelSource] = {"policy": trained(directory, config.optimizer)}
-    if config.has_critic:
+    if config.algorithm.has_critic:
         found["value"] = trained(_critic_dir(config, directory), config.optimizer, head=_critic_head(config))
     if config.algorithm.kl_coeff > 0:
         found["reference"] = frozen(Path(config.model.model))

@@ -34,7 +34,7 @@ def policy_gradient(config: Config) -> PolicyGradient:
         "distills_only": distillation.distill_only,
         "needs_whole_step": algorithm.whiten_advantages,
     }
-    if not config.has_critic:
+    if not config.algorithm.has_critic:
         return PolicyGradient(**common)
     rate = critic.critic_lr
     return ActorCritic(

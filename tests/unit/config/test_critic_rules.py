@@ -35,9 +35,9 @@ def test_what_cannot_be_trained_is_refused_and_its_remedies_are_accepted(flags, 
 
 def test_the_preset_is_ppo_with_a_critic_and_its_parts_can_be_given_to_others() -> None:
     config = build_config({"model": "m", "dataset": "d", "algo": "ppo"})
-    assert config.has_critic and config.algorithm.kl_place == "reward" and config.algorithm.whiten_advantages
-    assert build_config({"model": "m", "dataset": "d", "advantage_estimator": "gae"}).has_critic
-    assert not build_config({"model": "m", "dataset": "d"}).has_critic
+    assert config.algorithm.has_critic and config.algorithm.kl_place == "reward" and config.algorithm.whiten_advantages
+    assert build_config({"model": "m", "dataset": "d", "advantage_estimator": "gae"}).algorithm.has_critic
+    assert not build_config({"model": "m", "dataset": "d"}).algorithm.has_critic
 
 
 def test_the_plan_names_the_critic() -> None:

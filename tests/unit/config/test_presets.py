@@ -18,6 +18,7 @@ NAMES = (
     "DR_GRPO",
     "GRPO",
     "GSPO",
+    "PPO",
     "REINFORCE_PP",
     "REINFORCE_PPB",
     "REINFORCE_PP_BASELINE",
@@ -30,6 +31,7 @@ PARTS = {
     "DR_GRPO": ("group_mean", False, "clip", "token", (0.2, 0.2), "constant", 0.0, "none", None),
     "GRPO": ("group_norm", False, "clip", "token", (0.2, 0.2), "sample_level", 0.01, "loss", "k3"),
     "GSPO": ("group_norm", False, "clip", "sequence", (3e-4, 4e-4), "sample_level", 0.0, "none", None),
+    "PPO": ("gae", True, "clip", "token", (0.2, 0.2), "token_level", 0.01, "reward", "k1"),
     "REINFORCE_PP": ("reward", True, "clip", "token", (0.2, 0.2), "token_level", 0.01, "reward", "k1"),
     "REINFORCE_PPB": ("group_mean", True, "clip", "token", (0.2, 0.2), "sample_level", 0.01, "reward", "k1"),
     "REINFORCE_PP_BASELINE": ("group_mean", True, "clip", "token", (0.2, 0.2), "token_level", 0.01, "loss", "k2"),
@@ -53,7 +55,7 @@ def write(directory: Path, text: str, name: str = "mine.yaml") -> Path:
     return path
 
 
-def test_there_are_nine_presets_by_their_papers_names():
+def test_there_are_ten_presets_by_their_papers_names():
     assert tuple(sorted(PRESETS)) == tuple(sorted(NAMES))
 
 
@@ -81,7 +83,8 @@ def test_a_preset_passes_all_rules_and_can_be_built(name):
     assert build_loss(config.algorithm).kl_coeff == (
         config.algorithm.kl_coeff if config.algorithm.kl_place == "loss" else 0
     )
-    assert load_estimator(config.algorithm.advantage_estimator).__name__ == config.algorithm.advantage_estimator
+    estimator = config.algorithm.advantage_estimator
+    assert load_estimator(estimator).__name__ == {"gae": "reward"}.get(estimator, estimator)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -210,7 +213,7 @@ def test_an_empty_file_is_grpo(tmp_path):
     assert config.flat() == config_of("").flat() | {"algo": config.algorithm.algo}
 
 
-@pytest.mark.parametrize("name", ["SFT", "PPO", "grpo2", "dapo.json"])
+@pytest.mark.parametrize("name", ["SFT", "VPG", "grpo2", "dapo.json"])
 def test_an_unknown_name_is_refused_with_the_known_ones(name):
     message = refusal(f"-a {name}")
     assert message.startswith(f"--algo {name!r}: unknown; use CISPO, DAPO, DR_GRPO, GRPO, GSPO")

@@ -11,8 +11,8 @@ from coati_rl.config.sampling import SamplingConfig
 from coati_rl.errors import ConfigError
 
 SECTIONS = [
-    "model", "data", "sampling", "environment", "reward", "algorithm", "distillation", "optimizer", "parallel",
-    "cluster", "sync", "run",
+    "model", "data", "sampling", "environment", "reward", "algorithm", "critic", "distillation", "optimizer",
+    "parallel", "cluster", "sync", "run",
 ]  # fmt: skip
 
 

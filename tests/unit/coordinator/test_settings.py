@@ -160,3 +160,10 @@ def test_a_step_computes_the_tokens_that_the_mismatch_needs():
     assert selection("-i 2 -t 2 -nb 1 --logprob-gap-tokens 1000").min_tokens == 2000
     assert selection("-i 2 -t 1 --logprob-gap-tokens 1000").min_tokens == 1000
     assert selection("-i 2 -t 1 --logprob-gap-tokens 0").min_tokens == 256
+
+
+def test_with_a_critic_every_sample_is_computed():
+    assert settings_of(SELECTED).batch.selection is not None
+    assert not settings_of(SELECTED).batch.rules.has_token_rewards
+    with_critic = settings_of(f"{SELECTED} --advantage-estimator gae").batch
+    assert with_critic.selection is None and with_critic.rules.has_token_rewards

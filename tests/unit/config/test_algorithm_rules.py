@@ -31,7 +31,7 @@ def test_presets_have_neither_problems_nor_warnings(algo):
 REFUSALS = [
     (
         "--advantage-estimator vtrace",
-        "--advantage-estimator vtrace: unknown; use group_norm, group_mean, leave_one_out, reward, gdpo, gae, or FILE.py:",
+        "--advantage-estimator vtrace: unknown; use group_norm, group_mean, leave_one_out, reward, gdpo, gae, or FI",
         ["--advantage-estimator reward"],
     ),
     (

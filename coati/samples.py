@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coati_rl.algorithms.advantage import group_advantages
+from coati_rl.algorithms.advantage import GAE, group_advantages
 from coati_rl.build import load_estimator
 from coati_rl.data.row_formats import read_forms
 from coati_rl.preflight.offline_rows import SourceForms, make_samples
@@ -32,9 +32,13 @@ def advantages(rewards: Sequence[float], estimator: str = "group_norm") -> list[
 def group_samples(
     completions: Sequence["Completion"], rewards: Sequence[float], estimator: str = "group_norm"
 ) -> list[Sample]:
-    """Return a sample of each completion of a prompt, with its advantage; none of one with the reward NaN."""
-    pairs = zip(completions, rewards, advantages(rewards, estimator), strict=True)
-    return [completion.sample(advantage) for completion, reward, advantage in pairs if not np.isnan(reward)]
+    """Return a sample of each completion of a prompt, with its advantage; none of one with the reward NaN.
+
+    With "gae" each has its reward at its last token, of which the critic of loss="ppo" makes advantages.
+    """
+    found = [*zip(completions, rewards, advantages(rewards, estimator), strict=True)]
+    extra = [one.token_rewards(reward) if estimator == GAE else {} for one, reward, _ in found]
+    return [one.sample(a, **more) for (one, r, a), more in zip(found, extra, strict=True) if not np.isnan(r)]
 
 
 def rows(trainer: "Trainer", rows: Iterable[Mapping[str, Any]]) -> list[Sample]:

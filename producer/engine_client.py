@@ -49,6 +49,12 @@ class Completion(EngineCompletion):
             },
         )
 
+    def token_rewards(self, reward: float) -> dict[str, np.ndarray | float]:
+        """Return the arrays that a critic learns from: the reward at the last token, and whether a limit cut it."""
+        rewards = np.zeros(len(self.token_ids), dtype=np.float32)
+        rewards[-1:] = reward
+        return {"token_rewards": rewards, "is_cut": float(self.finish_reason == "length")}
+
 
 _CLIENTS = count()
 

@@ -10,7 +10,7 @@ from coati_rl.config.training import TrainingConfig
 from coati_rl.memory.activations import MicroBatchSize, item_bytes
 from coati_rl.memory.forecast import Forecast, ProcessMemory
 from coati_rl.memory.model_shape import model_shape
-from coati_rl.memory.trainer import ADAM_MOMENTS, Parts, TrainerLayout, trainer_parts
+from coati_rl.memory.trainer import ADAM_MOMENTS, Parts, TrainerLayout, trained_bytes, trainer_parts
 from coati_rl.plugins import is_plugin
 from coati_rl.transport.manifest import DEFAULT_BUCKET_BYTES
 from coati_rl.transport.rendezvous import CollectiveBackend
@@ -20,7 +20,6 @@ from coati_rl.types import Device
 # to 364 MiB, producers with the fake engine 285 to 291. Without Ray those of bench/memory_forecast.py had 320 to 322.
 TRAINER_LIBRARIES = 360 * 2**20
 PYTHON_ENGINE_LIBRARIES = 285 * 2**20
-_HELD = ("parameters", "masters", "optimizer", "gradients")  # of a trained model, while another one computes
 _SEGMENT_SETS = 2  # of shared memory, used in turns: `coati_rl.transport.segments`
 
 
@@ -124,8 +123,7 @@ def trainer_memory(
     parts["frozen models"] = sum(frozen) * item_bytes(layout.precision) // shards
     if models.critic is not None:  # its activations are there when the policy's are not
         critic = model_shape(models.critic, tensor_parallel_size=tp, has_scalar_head=True)
-        held = trainer_parts(critic, size, layout)
-        parts["critic"] = sum(held.get(name, 0) for name in _HELD)
+        parts["critic"] = trained_bytes(critic, size, layout)
     host: Parts = {"libraries": TRAINER_LIBRARIES}
     if kept_versions:  # on data-parallel rank 0, or with FSDP2 each rank its part; a mean over ranks
         copies = 1 if layout.is_fully_sharded else config.dp

@@ -66,6 +66,12 @@ def trainer_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout
     return largest
 
 
+def trained_bytes(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> int:
+    """Return what the largest rank holds of a trained model while another one computes."""
+    parts = trainer_parts(shape, size, layout)
+    return sum(parts.get(name, 0) for name in ("parameters", "masters", "optimizer", "gradients"))
+
+
 def _replicated_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> list[Parts]:
     """Return the parts at each moment of a step where each data-parallel rank holds the weights.
 

@@ -7,7 +7,8 @@ In: groups of samples of one prompt, each group as many tokens as `--budget`, sh
 backend, from NumPy arrays to updated weights, each rank in a fresh process with one thread and the environment of a
 run's trainers; and the forecast of the same sizes, by its parts. The peak is the kernel's high-water mark of the
 process, without mapped files (the weights' file, libraries) and without what the process held before it loaded the
-model. The first step, which allocates the optimizer's states, is not measured.
+model. The first step, which allocates the optimizer's states, is not measured. --critic: PPO's step, of a policy and a
+critic. The seconds are the median of the measured steps of the rank with the largest peak.
 """
 
 import argparse
@@ -16,28 +17,37 @@ import json
 import multiprocessing
 import os
 import re
+import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from random_model import save_random_model
 from shared_prefix import LOSS, RATE, make_samples
 
-from coati_rl.batch import MiniBatch
+from coati_rl.algorithms.gae import TokenReturns
+from coati_rl.algorithms.value_loss import ValueLoss
+from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.config.cli import build_config
 from coati_rl.data.packing import pack
 from coati_rl.errors import ConfigError
 from coati_rl.memory.activations import MicroBatchSize
 from coati_rl.memory.model_shape import model_shape
-from coati_rl.memory.trainer import Parts, TrainerLayout, trainer_parts
+from coati_rl.memory.trainer import Parts, TrainerLayout, trained_bytes, trainer_parts
 from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.preflight.resources import read_model_config
+from coati_rl.protocols import Role
 from consumer.backend import make_backend
-from consumer.backend_config import BackendConfig, trained
+from consumer.backend_config import BackendConfig, ModelSource, trained
 from consumer.environment import memory_environment
+from consumer.models.scalar_head import ScalarHead
+from consumer.objectives.actor_critic import ActorCritic
+from consumer.objectives.objective import Objective
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.layout_rules import check_layout
@@ -89,7 +99,12 @@ def forecast(directory: Path, layout: str, arguments: argparse.Namespace) -> Par
         gradient_checkpointing=arguments.checkpointing,
         has_several_micro_batches=arguments.prompts > 1,
     )
-    return trainer_parts(model_shape(read_model_config(directory), tensor_parallel_size=tp), size, trainers)
+    config = read_model_config(directory)
+    parts = trainer_parts(model_shape(config, tensor_parallel_size=tp), size, trainers)
+    if arguments.critic:
+        critic = model_shape(config, tensor_parallel_size=tp, has_scalar_head=True)
+        parts["critic"] = trained_bytes(critic, size, trainers)
+    return parts
 
 
 def refusal(directory: Path, layout: str) -> str | None:
@@ -101,6 +116,12 @@ def refusal(directory: Path, layout: str) -> str | None:
     except ConfigError as error:
         return str(error)
     return None
+
+
+def with_rewards(micro_batch: MicroBatch) -> MicroBatch:
+    """Return it with the reward 1 at each token, for a critic."""
+    rewards = micro_batch.loss_arrays["loss_mask"].astype(np.float32)
+    return micro_batch.with_arrays(token_rewards=rewards, is_cut=np.zeros_like(rewards))
 
 
 def memory_kib(*fields: str) -> int:
@@ -123,9 +144,10 @@ def run_rank(
 
     libraries = memory_kib("RssAnon")
     with no_progress_bars():
-        config = BackendConfig(
-            models={"policy": trained(model)}, gradient_checkpointing=arguments.checkpointing, **settings
-        )
+        models: dict[Role, ModelSource] = {"policy": trained(model)}
+        if arguments.critic:
+            models["value"] = trained(model, head=ScalarHead(seed=None, pad_token_id=0))
+        config = BackendConfig(models=models, gradient_checkpointing=arguments.checkpointing, **settings)
         backend = make_backend(config, device=device, timeout_s=TIMEOUT_S)
     dp, dp_rank = backend.layout.dp_size, backend.layout.dp_rank
     groups = argparse.Namespace(**{**vars(arguments), "prompts": arguments.prompts * dp})
@@ -134,25 +156,31 @@ def run_rank(
     share = pack(samples, num_ranks=dp, max_samples=len(samples), max_tokens=arguments.budget, shares_prefixes=True)
     batch = MiniBatch(
         step=0,
-        micro_batches=share[dp_rank],
+        micro_batches=tuple(with_rewards(each) if arguments.critic else each for each in share[dp_rank]),
         is_last=True,
         loss_scale=1 / len(samples),
         learning_rate_progress=0.0,
     )
-    train_step = TrainStep(backend, PolicyGradient(loss=LOSS), learning_rate=LearningRate(peak=RATE))
+    objective: Objective = PolicyGradient(loss=LOSS)
+    if arguments.critic:
+        objective = ActorCritic(loss=LOSS, value_loss=ValueLoss(clip=0.2), token_returns=TokenReturns())
+    train_step = TrainStep(backend, objective, learning_rate=LearningRate(peak=RATE))
     train_step.run(batch)
-    peak = 0
+    peak, seconds = 0, list[float]()
     held = memory_kib("RssAnon")
     for _ in range(NUM_STEPS):
         dist.barrier()
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # forget the peak
+        begin = time.perf_counter()
         train_step.run(batch)
+        seconds.append(time.perf_counter() - begin)
         peak = max(peak, memory_kib("VmHWM") - memory_kib("RssFile", "RssShmem"))
     report = {
         "peak": 1024 * (peak - libraries),
         "held": 1024 * (held - libraries),
         "libraries": 1024 * libraries,
+        "step_s": statistics.median(seconds),
         "tokens": max(m.num_tokens for m in share[dp_rank]),
         "micro_batches": len(share[dp_rank]),
     }
@@ -188,6 +216,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="model directory; without it a random Qwen3")
     parser.add_argument("--layout", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations in the backward pass")
+    parser.add_argument("--critic", action="store_true", help="train a critic beside the policy: PPO's step")
     parser.add_argument("--untied", action="store_true", help="LM head and embedding are two, without --model")
     for flag, (default, what) in FLAGS.items():
         parser.add_argument(f"--{flag}", type=int, default=default, help=f"{what} (default {default})")
@@ -196,7 +225,7 @@ def main() -> None:
     if torch.cuda.is_available():
         sys.exit("this measures CPUs: set CUDA_VISIBLE_DEVICES to nothing")
     figures: dict[str, Any] = {**vars(arguments), "torch": torch.__version__, "cpus": os.cpu_count(), "layouts": {}}
-    print(f"{'MiB':12}{'measured':>10}{'forecast':>10}{'ratio':>8}  parts of the forecast")
+    print(f"{'MiB':12}{'measured':>10}{'forecast':>10}{'ratio':>8}{'step, s':>8}  parts of the forecast")
     with tempfile.TemporaryDirectory() as name, no_progress_bars():
         model = arguments.model or Path(name)
         if arguments.model is None:
@@ -219,7 +248,8 @@ def main() -> None:
             ratio = sum(parts.values()) / report["peak"]
             figures["layouts"][layout] = {**report, "forecast": parts, "ratio": ratio}
             shown = ", ".join(f"{part} {count / MIB:.0f}" for part, count in parts.items())
-            print(f"{layout:12}{report['peak'] / MIB:10.0f}{sum(parts.values()) / MIB:10.0f}{ratio:8.2f}  {shown}")
+            sizes = f"{report['peak'] / MIB:10.0f}{sum(parts.values()) / MIB:10.0f}{ratio:8.2f}"
+            print(f"{layout:12}{sizes}{report['step_s']:8.2f}  {shown}")
             if report["tokens"] != arguments.budget:
                 sys.exit(f"{layout}: the largest micro-batch has {report['tokens']} tokens, not {arguments.budget}")
     if arguments.json:

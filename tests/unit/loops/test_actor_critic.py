@@ -7,10 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+import coati
 from coati_rl.data.packing import build_mini_batch
 from coati_rl.errors import ConfigError
 from coati_rl.work import TrainWork
 from tests.unit.loops.test_episodes import TALK
+from tests.unit.loops.test_library import GRPO, completions_of
 
 PPO = {"algo": "PPO", "save_interval": 1, "inference_batch_size": 2, "critic_lr": 0.01}
 OF_THE_CRITIC = ("value_loss", "value_mean", "return_mean", "explained_variance", "value_grad_norm")
@@ -113,3 +115,24 @@ def test_rewards_of_turns_are_at_their_last_tokens(run_in_threads) -> None:
     assert placed <= given and placed
     trained = sorted(score.reward for group in trace.groups for score in group.scores)
     assert sorted(totals) == pytest.approx(trained[-len(totals) :], abs=1e-5)
+
+
+def test_a_loop_of_one_s_own_has_a_critic_that_is_saved_with_the_policy(run_in_threads, model_dir, tmp_path):
+    run = run_in_threads({"algo": "GRPO", "max_steps": 1})
+    (first, *_) = run.groups
+    found = coati.group_samples(completions_of(first), [1.0, 0.0], "gae")
+    assert [float(each.arrays["token_rewards"].sum()) for each in found] == [1.0, 0.0]
+    assert found[0].arrays["token_rewards"][-1] == 1.0 and found[0].arrays["is_cut"] == 0.0
+    with coati.Trainer(model_dir, "ppo", **GRPO) as trainer:
+        metrics = trainer.forward_backward(found)
+        step = trainer.optim_step(lr=1e-3)
+        trainer.save(tmp_path / "step-1")
+        trainer.forward_backward(found)
+        right = trainer.optim_step(lr=1e-3)
+    assert metrics == {} or "value_loss" in metrics
+    assert step["value_grad_norm"] > 0 and step["value_mean"] == 0.0 and right["value_mean"] != 0.0
+    with coati.Trainer(model_dir, "ppo", **GRPO) as resumed:
+        resumed.load(tmp_path / "step-1")
+        resumed.forward_backward(found)
+        again = resumed.optim_step(lr=1e-3)
+    assert {**again, "train_s": 0.0} == {**right, "train_s": 0.0}

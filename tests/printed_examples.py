@@ -144,6 +144,8 @@ class Places:
     def _value(self, flag: str, value: str, sizes: Mapping[str, object]) -> str:
         if flag in MODEL_FLAGS:
             return str(self.model)
+        if flag == "--critic-model":
+            return str(self.reward_model)
         if flag in ROW_FLAGS:
             name, equals, path = value.rpartition("=")
             return f"{name}{equals}{self.rows(path)}"

@@ -90,6 +90,27 @@ def whole_weights(trace, step):
     }
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"updates_per_batch": 2},
+        {"inflight_update": True, "n_behind": 1, "off_policy_correction": "tis", "old_logprobs": "trainer"},
+        {"train_minibatch_size": 1, "train_microbatch_size": 2},
+        {"kl_place": "loss", "kl_estimator": "k3"},
+        {"teacher": "<model>", "old_logprobs": "trainer"},
+    ],
+    ids=["updates", "in flight", "mini-batches", "KL in the loss", "teacher"],
+)
+def test_it_goes_with_the_other_parts_of_a_run(run_in_threads, make_model_dir, changes) -> None:
+    filled = {name: str(make_model_dir(1)) if value == "<model>" else value for name, value in changes.items()}
+    trace = run_in_threads({"algo": "PPO", "critic_lr": 0.01, **filled})
+    assert len(trace.steps) == 4 * filled.get("updates_per_batch", 1)
+    for step in trace.steps:
+        assert step["grad_norm"] > 0 and step["value_grad_norm"] > 0
+        assert step["value_loss"] is not None and step["return_mean"] is not None
+    assert trace.steps[-1]["value_mean"] != 0
+
+
 def test_one_sample_a_prompt_is_enough(run_in_threads) -> None:
     trace = run_in_threads({"algo": "PPO", "num_generations": 1, "train_microbatch_size": 2, "max_steps": 2})
     assert trace.gradients and any(gradient.any() for gradient in trace.gradients[0].values())

@@ -112,14 +112,16 @@ def test_an_example_of_each_job_on_a_dataset_trains(places, tmp_path, example):
     assert all(math.isfinite(record["loss"]) for record in steps)
 
 
-def test_an_example_of_reinforcement_learning_trains(places, tmp_path):
+@pytest.mark.parametrize("algo", ["DR_GRPO", "PPO"])
+def test_an_example_of_reinforcement_learning_trains(places, tmp_path, algo):
     from tests.unit.loops.harness import ThreadedRun
 
-    example = next(example for example in EXAMPLES if (example.page, example.job) == ("rl2", "rl"))
+    example = next(each for each in EXAMPLES if (each.page, each.job) == ("rl2", "rl") and algo in each.words)
     config, _ = parse(places.words(example, sizes=SMALL_RUN)[1:])
     trace = ThreadedRun(config.flat() | {"run_dir": str(tmp_path / "run")}, score=None).run()
     assert [record["step"] for record in trace.steps] == [1, 2]
-    assert len(trace.of("evaluation")) == 2
+    assert len(trace.of("evaluation")) == 2 * (algo == "DR_GRPO")
+    assert all(("value_loss" in step) == (algo == "PPO") for step in trace.steps)
 
 
 def test_each_job_has_an_example():

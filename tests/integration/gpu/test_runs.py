@@ -80,6 +80,15 @@ def test_a_run_whose_trainer_is_killed_goes_on_to_the_same_bits(make_tiny, start
     assert left_over(resumed) == []
 
 
+def test_a_critic_is_trained_beside_the_policy(make_tiny, start_run, flags):
+    job = (*flags(make_tiny(tied=True), trainers=2), *ENGINE, "-a", "PPO", "-kl", 0.01, "-zero", 1, "-si", 2)
+    records = assert_complete(finished(start_run(*job, "--max-steps", 2)), steps=2)
+    assert_weights_moved(records)
+    assert max(record["logprob_gap_mean"] for record in records) < BF16_GAP
+    assert all(record["value_grad_norm"] > 0 for record in records)
+    assert records[0]["value_mean"] == 0 != records[1]["value_mean"]
+
+
 def test_an_agent_s_turns_are_trained(make_tiny, start_run, flags, tmp_path):
     (tmp_path / "asks.py").write_text(AGENT)
     environment = ("--env", f"{tmp_path}/asks.py:Asks", "-rt", "env", "--max-turns", 3, "--max-episode-tokens", 320)

@@ -59,6 +59,8 @@ def build_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
         clip_low=algorithm.clip_eps_low,
         clip_high=algorithm.clip_eps_high,
         clip_dual=algorithm.clip_dual,
+        sapo_positive=algorithm.sapo_temperature_pos,
+        sapo_negative=algorithm.sapo_temperature_neg,
         kl_coeff=algorithm.kl_coeff if algorithm.kl_place == "loss" else 0.0,
         kl_estimator=algorithm.kl_estimator,
         kl_clamp=algorithm.kl_clamp,

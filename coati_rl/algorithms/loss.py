@@ -14,7 +14,14 @@ from torch import Tensor
 from coati_rl.algorithms.choices import OF_SEQUENCES, POLICY_LOSSES, Correction, KLEstimator, RatioLevel
 from coati_rl.algorithms.kl import kl_terms
 from coati_rl.algorithms.off_policy import correction_weights
-from coati_rl.algorithms.policy_loss import ClipBounds, check_bounds, cispo_terms, clipped_policy_terms, clipped_tokens
+from coati_rl.algorithms.policy_loss import (
+    ClipBounds,
+    check_bounds,
+    cispo_terms,
+    clipped_policy_terms,
+    clipped_tokens,
+    sapo_terms,
+)
 from coati_rl.algorithms.ratio import count_samples, masked_log_ratio, ratio_of, sample_any, sample_mean
 
 # (logprobs, old_logprobs, advantages, all arrays of the micro-batch) to the terms, all float32[R, M]
@@ -31,7 +38,7 @@ class PolicyLoss:
     Reports, all detached float64[] and summed over loss tokens unless the name ends in `_max`; the keys depend on the
     settings alone, so that ranks can reduce them together:
         num_tokens; loss_sum (weighted, as returned); entropy_sum (nats); ratio_max;
-        clip_sum: tokens whose gradient is clipped to 0, or under "cispo" whose weight is clipped;
+        clip_sum: tokens whose gradient is clipped to 0, or under "cispo" whose weight is clipped; 0 under "sapo";
         kl_sum: unweighted, nats, only if kl_coeff > 0;
         skipped_samples: only with a threshold;
         correction_sum, correction_dropped: the weights c_t, and the number of those that are 0, only with a correction;
@@ -46,6 +53,8 @@ class PolicyLoss:
     clip_low: float = 0.2
     clip_high: float = 0.2
     clip_dual: float | None = None
+    sapo_positive: float = 1.0  # tau of "sapo" where the advantage is above 0
+    sapo_negative: float = 1.05  # elsewhere
     kl_coeff: float = 0.0  # weight of the KL penalty in the loss; 0 needs no reference
     kl_estimator: KLEstimator = "k3"
     kl_clamp: float | None = None  # bound of a token's estimate, nats; None: no bound
@@ -135,6 +144,9 @@ class PolicyLoss:
         if self.policy_loss == "cispo":
             low, high = self.clip_low, self.clip_high
             return cispo_terms(logprobs, log_ratio, advantages, loss_mask, clip_low=low, clip_high=high)
+        if self.policy_loss == "sapo":
+            temperatures = {"positive": self.sapo_positive, "negative": self.sapo_negative}
+            return sapo_terms(log_ratio, advantages, loss_mask, **temperatures)
         return clipped_policy_terms(log_ratio, advantages, loss_mask, **self._clip_bounds)
 
     @property
@@ -173,9 +185,9 @@ class PolicyLoss:
         return ~is_skipped, count_samples(is_skipped & loss_mask, sample_index)
 
     def _num_clipped(self, log_ratio: Tensor, micro_batch: Mapping[str, Tensor]) -> Tensor:
-        """Return float64[], the number of clipped tokens; 0 for a user's own terms."""
+        """Return float64[], the number of clipped tokens; 0 for a user's own terms, and where a gate is soft."""
         loss_mask = micro_batch["loss_mask"]
-        if self.terms_fn is not None:
+        if self.terms_fn is not None or self.policy_loss == "sapo":
             acted = torch.zeros_like(loss_mask)
         elif self.policy_loss == "cispo":
             ratio = ratio_of(log_ratio.detach())

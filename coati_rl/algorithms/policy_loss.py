@@ -76,6 +76,27 @@ def cispo_terms(
     return -weight * _masked(advantages, loss_mask, log_ratio) * torch.where(loss_mask, logprobs, 0.0)
 
 
+def sapo_terms(log_ratio: Tensor, advantages: Tensor, loss_mask: Tensor, *, positive: float, negative: float) -> Tensor:
+    """Compute a surrogate with a soft gate in place of the clip: -4 / tau * sigmoid(tau * (r - 1)) * A.
+
+    Its gradient is that of r * A at r = 1, and fades as r leaves 1: by the derivative of the sigmoid, with tau by the
+    sign of A.
+
+    Args:
+        log_ratio: float32[R, M], log r in nats, 0 where the mask is False; the only input that carries gradient.
+        advantages: float32[R, M], without unit.
+        loss_mask: bool[R, M], True on tokens that the policy sampled.
+        positive: tau where A > 0; above 0.
+        negative: tau elsewhere; above 0.
+    Returns: float32[R, M], 0 where the mask is False.
+    Raises: ValueError if shapes differ.
+    Source: arXiv:2511.20347 (SAPO) eq. 5 and 6.
+    """
+    advantages = _masked(advantages, loss_mask, log_ratio)
+    tau = torch.where(advantages > 0, log_ratio.new_tensor(positive), log_ratio.new_tensor(negative))
+    return -4 / tau * torch.sigmoid(tau * (ratio_of(log_ratio) - 1)) * advantages
+
+
 def clipped_tokens(
     log_ratio: Tensor,
     advantages: Tensor,

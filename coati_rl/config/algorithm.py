@@ -50,6 +50,10 @@ class AlgorithmConfig(Section):
     clip_eps_low: float = part(0.2, "The ratio is clipped at 1 - this; 1: no lower bound.", ge=0, le=1)
     clip_eps_high: float = part(0.2, "The ratio is clipped at 1 + this.", ge=0)
     clip_dual: float | None = part(None, "Dual clip: at negative advantage no term exceeds this times it.", gt=1)
+    sapo_temperature_pos: float = part(
+        1.0, "Width of sapo's gate where the advantage is above 0: larger is narrower.", gt=0
+    )
+    sapo_temperature_neg: float = part(1.05, "The same at other advantages.", gt=0)
     updates_per_batch: int = part(
         1,
         "Optimizer steps on each batch (N): all batches of a rollout step once, then N - 1 times more, with "

@@ -141,8 +141,18 @@ def _clipping(algorithm: AlgorithmConfig) -> Iterator[str]:
             f"--clip-dual {dual} must be above 1 + --clip-eps-high = {1 + algorithm.clip_eps_high}: it bounds "
             "what the clip lets through; 3 is usual"
         )
+    tau = [f"--sapo-temperature-{sign} {value:g}" for sign, value, usual in _gates(algorithm) if value != usual]
+    if tau and algorithm.policy_loss != "sapo":
+        yield f"{' and '.join(tau)} with --policy-loss {algorithm.policy_loss}: only sapo has a gate; leave it out"
     if algorithm.ratio_level == "sequence" and is_plugin(algorithm.policy_loss):
         yield f"--ratio-level sequence with --policy-loss {algorithm.policy_loss}: it forms its own ratio; use token"
+
+
+def _gates(algorithm: AlgorithmConfig) -> list[tuple[str, float, float]]:
+    """Return sign, value and default of the temperatures of sapo."""
+    values = {"pos": algorithm.sapo_temperature_pos, "neg": algorithm.sapo_temperature_neg}
+    fields = AlgorithmConfig.model_fields
+    return [(sign, value, fields[f"sapo_temperature_{sign}"].default) for sign, value in values.items()]
 
 
 def _off_policy(config: Config) -> Iterator[str]:

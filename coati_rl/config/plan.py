@@ -221,6 +221,9 @@ def _algorithm(config: Config) -> str:
 
 
 def _clipping(algorithm: AlgorithmConfig) -> str:
+    if algorithm.policy_loss == "sapo":
+        gate = f"{algorithm.sapo_temperature_pos:g}/{algorithm.sapo_temperature_neg:g}"
+        return f"sapo {gate} per {algorithm.ratio_level}"
     low, high, dual = algorithm.clip_eps_low, algorithm.clip_eps_high, algorithm.clip_dual
     bounds = f"{low:g}/{high:g}" + ("" if dual is None else f"/{dual:g}")
     return f"{algorithm.policy_loss} {bounds} per {algorithm.ratio_level}"

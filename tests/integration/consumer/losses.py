@@ -92,6 +92,11 @@ def cispo(response: Response) -> Tensor:
     return -response.ratio.detach().clamp(0.8, 1.28) * response.advantage * response.logprobs
 
 
+def soft_gated(response: Response) -> Tensor:
+    tau = 1.0 if response.advantage > 0 else 1.05
+    return -4 / tau * torch.sigmoid(tau * (response.ratio - 1)) * response.advantage
+
+
 def grpo(response: Response) -> Tensor:
     return clipped(response) + response.k3
 
@@ -205,6 +210,7 @@ LOSSES: dict[str, LossCase] = {
     "dual clip": case(dual_clipped, clipped, Cut(4, True, "one"), clip_dual=1.4),
     "sequence": case(clipped_sequence, clipped, Cut(2, True, "uneven"), Cut(4, False, "one"), ratio_level="sequence"),
     "cispo": case(cispo, weighed, Cut(1, True, "uneven"), policy_loss="cispo", recomputes_old=True),
+    "sapo": case(soft_gated, surrogate, Cut(2, True, "uneven"), policy_loss="sapo"),
     "k1": case(lambda r: clipped(r) + r.k1, clipped, Cut(2, False, "several"), kl_coeff=1.0, kl_estimator="k1"),
     "k2": case(lambda r: clipped(r) + r.k2, clipped, Cut(4, True, "several"), kl_coeff=1.0, kl_estimator="k2"),
     "tis": case(truncated, corrected, Cut(2, True, "one"), correction="tis", kl_coeff=1.0, **BAND),

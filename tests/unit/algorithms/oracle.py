@@ -138,6 +138,14 @@ def cispo_term(logprob: float, log_ratio: float, advantage: float, low: float, h
     return -weight * advantage * logprob, -weight * advantage
 
 
+def sapo_term(log_ratio: float, advantage: float, positive: float, negative: float) -> Term:
+    """-4 / tau sigmoid(tau (r - 1)) A. SAPO, arXiv:2511.20347 eq. 5 and 6."""
+    r, slope = exp_ratio(log_ratio)
+    tau = positive if advantage > 0 else negative
+    gate = 1 / (1 + math.exp(-tau * (r - 1))) if tau * (r - 1) > -700 else 0.0
+    return -4 / tau * gate * advantage, -4 * gate * (1 - gate) * slope * advantage
+
+
 # --- samples ---
 
 
@@ -178,6 +186,9 @@ def policy_terms(sample: Sample, loss: PolicyLoss) -> tuple[list[float], Floats]
             logprob = float(sample.logprobs[t])
             term, slope = cispo_term(logprob, log_ratio, advantage, loss.clip_low, loss.clip_high)
             derivative[t, t] = slope  # the ratio is only a weight
+        elif loss.policy_loss == "sapo":
+            term, slope = sapo_term(log_ratio, advantage, loss.sapo_positive, loss.sapo_negative)
+            derivative[t] = slope * inner[t]
         else:
             term, slope = clip_term(log_ratio, advantage, loss.clip_low, loss.clip_high, loss.clip_dual)
             derivative[t] = slope * inner[t]

@@ -115,6 +115,16 @@ def cispo(groups: Sequence[Group], *, sampled: Sequence[Group]) -> float:
     return -float(np.mean(np.concatenate(terms)))
 
 
+def sapo(groups: Sequence[Group]) -> float:
+    """arXiv:2511.20347 eq. 4 to 6: the mean over responses of the mean over tokens of f(r) A, tau by the sign of A."""
+    means = []
+    for group in groups:
+        for response, advantage in zip(group, normed(group), strict=True):
+            tau = 1.0 if advantage > 0 else 1.05
+            means.append(np.mean(4 / tau / (1 + np.exp(-tau * (response.ratio - 1))) * advantage))
+    return -float(np.mean(means))
+
+
 def rloo(groups: Sequence[Group]) -> float:
     """arXiv:2402.14740 sec. 3.3: the mean of the others' rewards as baseline; per token KL to go as REINFORCE has it.
 

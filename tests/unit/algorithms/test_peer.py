@@ -175,6 +175,14 @@ def test_dual_clip_above_the_upper_bound_is_trls_delta(trl, seed: int) -> None:
 
 
 @SEEDS
+@pytest.mark.parametrize("seed", range(3))
+def test_sapo_is_trls(trl: SimpleNamespace, seed: int) -> None:
+    tensors = make_tensors(seed)
+    found = ours(PolicyLoss(policy_loss="sapo", sapo_positive=1.2, sapo_negative=1.4), tensors, "sample_level")
+    gates = {"sapo_temperature_pos": 1.2, "sapo_temperature_neg": 1.4}
+    assert_same(found, theirs(trl, tensors, loss_type="sapo", **gates))
+
+
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "cispo"])
 @pytest.mark.parametrize(
     ("correction", "low", "high"), [("tis", 0.0, 2.0), ("tis", 0.5, 1.5), ("icepop", 0.5, 1.5), ("none", 0.0, 1.0)]

@@ -61,7 +61,7 @@ REFUSALS = [
     ),
     (
         "--policy-loss ppo",
-        "--policy-loss ppo: unknown; use clip, cispo, or FILE.py:FUNCTION",
+        "--policy-loss ppo: unknown; use clip, cispo, sapo, or FILE.py:FUNCTION",
         ["--policy-loss clip", "--policy-loss cispo"],
     ),
     (
@@ -76,6 +76,11 @@ REFUSALS = [
         ["--kl-place loss", "--kl-place reward", "-kl 0"],
     ),
     ("-kl 0 --kl-clamp 10", "--kl-clamp 10 without KL: has nothing to bound", ["-kl 0.1", "--kl-clamp None"]),
+    (
+        "--sapo-temperature-pos 2 --sapo-temperature-neg 3",
+        "--sapo-temperature-pos 2 and --sapo-temperature-neg 3 with --policy-loss clip: only sapo has a gate",
+        ["-a SAPO", "--sapo-temperature-pos 1 --sapo-temperature-neg 1.05"],
+    ),
     (
         "-a CISPO --clip-dual 9",
         "--clip-dual 9.0 with --policy-loss cispo: only clip has it; leave it out",

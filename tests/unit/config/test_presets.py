@@ -23,6 +23,7 @@ NAMES = (
     "REINFORCE_PPB",
     "REINFORCE_PP_BASELINE",
     "RLOO",
+    "SAPO",
 )
 # estimator, whitened, term, ratio, bounds, aggregation, KL's weight, place and estimator
 PARTS = {
@@ -35,6 +36,7 @@ PARTS = {
     "REINFORCE_PP": ("reward", True, "clip", "token", (0.2, 0.2), "token_level", 0.01, "reward", "k1"),
     "REINFORCE_PPB": ("group_mean", True, "clip", "token", (0.2, 0.2), "sample_level", 0.01, "reward", "k1"),
     "REINFORCE_PP_BASELINE": ("group_mean", True, "clip", "token", (0.2, 0.2), "token_level", 0.01, "loss", "k2"),
+    "SAPO": ("group_norm", False, "sapo", "token", (0.2, 0.2), "sample_level", 0.0, "none", None),
     "RLOO": ("leave_one_out", False, "clip", "token", (0.2, 0.2), "constant", 0.01, "reward", "k1"),
 }
 
@@ -55,7 +57,7 @@ def write(directory: Path, text: str, name: str = "mine.yaml") -> Path:
     return path
 
 
-def test_there_are_ten_presets_by_their_papers_names():
+def test_there_are_eleven_presets_by_their_papers_names():
     assert tuple(sorted(PRESETS)) == tuple(sorted(NAMES))
 
 

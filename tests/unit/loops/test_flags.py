@@ -55,7 +55,7 @@ UNLIKELY = {"logprob_scale": 8.0}  # the engine's -1 becomes -8, where the train
 TIS = {"off_policy_correction": "tis"}
 MIDDLING = {"filter_range": (0.4, 0.6), "num_episodes": 2}
 PUNISHED = {"soft_over_length_punishment": True}
-PPO = {"algo": "PPO"}
+PPO, SAPO = {"algo": "PPO"}, {"algo": "SAPO", "old_logprobs": "engine"}
 TAUGHT = {"teacher": "<model>", "old_logprobs": "trainer"}  # the scripted engine's would be clipped
 
 IN_RUNS = {
@@ -103,6 +103,8 @@ IN_RUNS = {
     "advantage_estimator": Row("leave_one_out", first_gradient),
     "whiten_advantages": Row(True, first_gradient),
     "policy_loss": Row("cispo", first_gradient),
+    "sapo_temperature_pos": Row(9.0, first_gradient, base=SAPO),
+    "sapo_temperature_neg": Row(9.0, first_gradient, base=SAPO),
     "ratio_level": Row("sequence", metric("ratio_max")),
     "loss_variation": Row("token_level", first_gradient),
     "updates_per_batch": Row(2, lambda t: [s.get("update") for s in t.steps], [None] * 4, [0, 0, 1, 1] * 2),

@@ -54,6 +54,7 @@ def theirs(trl: SimpleNamespace, tensors: dict[str, Tensor], **settings: Any) ->
     """(loss, gradient of log-probabilities, metrics); settings are TRL's."""
     leaf = tensors["logprobs"].clone().requires_grad_()
     args = {"delta": None, "use_bias_correction_kl": False, "steps_per_generation": 1}
+    args |= {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
     args |= {name: settings.pop(name) for name in [*settings] if name in args}
     metrics: dict[str, list[float]] = defaultdict(list)
     stand_in = {
@@ -175,14 +176,24 @@ def test_dual_clip_above_the_upper_bound_is_trls_delta(trl, seed: int) -> None:
 
 
 @SEEDS
-@pytest.mark.parametrize("seed", range(3))
 def test_sapo_is_trls(trl: SimpleNamespace, seed: int) -> None:
     tensors = make_tensors(seed)
-    found = ours(PolicyLoss(policy_loss="sapo", sapo_positive=1.2, sapo_negative=1.4), tensors, "sample_level")
-    gates = {"sapo_temperature_pos": 1.2, "sapo_temperature_neg": 1.4}
+    found = ours(PolicyLoss(policy_loss="sapo", sapo_positive=1.25, sapo_negative=1.5), tensors, "sample_level")
+    gates = {"sapo_temperature_pos": 1.25, "sapo_temperature_neg": 1.5}
     assert_same(found, theirs(trl, tensors, loss_type="sapo", **gates))
 
 
+@SEEDS
+def test_luspo_is_gspo_with_a_constant_length_as_its_denominator(trl: SimpleNamespace, seed: int) -> None:
+    tensors = make_tensors(seed)
+    value, gradient, report = ours(
+        PolicyLoss(ratio_level="sequence", clip_low=0.2, clip_high=0.28), tensors, "constant"
+    )
+    right = theirs(trl, tensors, loss_type="luspo", importance_sampling_level="sequence")
+    assert_same((L_MAX * value, L_MAX * gradient, report), right)
+
+
+@SEEDS
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "cispo"])
 @pytest.mark.parametrize(
     ("correction", "low", "high"), [("tis", 0.0, 2.0), ("tis", 0.5, 1.5), ("icepop", 0.5, 1.5), ("none", 0.0, 1.0)]

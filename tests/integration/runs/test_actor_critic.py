@@ -1,10 +1,14 @@
 """Test runs with a critic as users start them: vLLM and two trainers, a kill, and the same bits after it."""
 
+import json
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 
+from tests.integration.runs.conftest import ROOT
 from tests.integration.runs.records import (
     assert_complete,
     assert_engine_and_trainer_agree,
@@ -68,3 +72,21 @@ def test_a_reward_model_is_the_critic_s_start_and_a_wrong_one_is_refused(make_ti
     job = ppo(flags, model, "dp1")
     refused = start_run(*job, "--critic-model", tmp_path / "none", name="refused")
     assert refused.wait() == 2 and "--critic-model" in refused.text().splitlines()[-1]
+
+
+@pytest.mark.full
+def test_the_quickstart_s_task_is_learned(start_run, tmp_path):
+    model = tmp_path / "model"
+    subprocess.run(
+        [sys.executable, ROOT / "scripts" / "make_tiny_model.py", model, "--seed", "0"], check=True, timeout=300
+    )
+    sizes = ("-t", 2, "-i", 2, "-g", 8, "-ibs", 32, "-imbs", 32, "-tbs", 32, "-tMbs", 32, "-tmbs", 16)
+    held_out = ("-ed", json.dumps({"arithmetic": str(model / "eval.jsonl")}), "-ei", 40)
+    limits = ("-mnt", 32, "-mpt", 512, "--max-steps", 40, "--seed", 0)
+    job = ("-m", model, "-d", model / "train.jsonl", "-rt", "boxed", "-a", "PPO", "-kl", 0, "-lr", 3e-4)
+    run = start_run(*job, *sizes, *held_out, *limits, "-b", "vllm")
+    assert run.wait() == 0, run.text()
+    first, *_, last = (line["accuracy"] for line in lines(run.run_dir / "eval" / "summary.jsonl"))
+    assert first < 0.5 and last >= 0.9
+    explained = [record["explained_variance"] for record in assert_complete(run, steps=40)]
+    assert max(explained) > 0.2

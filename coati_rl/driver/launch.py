@@ -45,9 +45,7 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
     config, plan = prepared.config, prepared.plan
     if config.cluster.master_port and not config.cluster.master_address:
         _check_port(config.cluster.master_port)
-    paths = make_run_dir(
-        config, prepared.resume, checkpoint_bytes=checkpoint_bytes(Path(config.model.model), plan.precision)
-    )
+    paths = make_run_dir(config, prepared.resume, checkpoint_bytes=checkpoint_bytes(config, plan.precision))
     write_note(scratch, _note(prepared, paths))
     first_step = prepared.resume.step if prepared.resume else 0
     try:

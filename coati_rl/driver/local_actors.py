@@ -105,7 +105,7 @@ class LocalActors:
         self.producers: dict[int, TrainerProcess] = {}
         self.reward_models: list[TrainerProcess] = []
         config, resume = prepared.config, prepared.resume
-        size = checkpoint_bytes(Path(config.model.model), prepared.plan.precision)
+        size = checkpoint_bytes(config, prepared.plan.precision)
         self.heartbeats = Heartbeats(
             HangTimeouts.of(config, checkpoint_bytes=size),
             ask=lambda trainer: (trainer, trainer.num_beats),

@@ -1,7 +1,6 @@
 """Say in a dry run how much disk a run's checkpoints take, and how much is free."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from coati_rl.config.plan import TrainingPlan
 from coati_rl.config.training import TrainingConfig
@@ -30,7 +29,7 @@ def num_checkpoints(config: TrainingConfig, num_steps: int | None) -> int | None
 
 def checkpoint_lines(config: TrainingConfig, plan: TrainingPlan) -> Iterator[str]:
     """Yield the line of the plan; none if the model's files are not on this machine."""
-    if not (each := checkpoint_bytes(Path(config.model.model), plan.precision)):
+    if not (each := checkpoint_bytes(config, plan.precision)):
         return
     number = num_checkpoints(config, plan.num_steps)
     total = f"{size_text(each)} each"

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from coati_rl.checkpoint.directory import checkpoints_in, left_over_bytes
 from coati_rl.checkpoint.resumed_run import ResumedRun
 from coati_rl.checkpoint.rollback import free_name, set_aside_checkpoints, set_aside_records
+from coati_rl.config import Config
 from coati_rl.config.absolute_paths import with_absolute_paths
 from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import check_free_space, probe
@@ -50,14 +51,24 @@ def probe_outputs(config: TrainingConfig) -> None:
             probe(Path(path), asked_by=f"{flag} {path}")
 
 
-def checkpoint_bytes(model: Path, precision: str) -> int:
-    """Estimate a checkpoint's size: weights, AdamW's two moments, and float32 masters of bfloat16 weights."""
-    num_parameters = 0
-    for path in model.glob("*.safetensors"):
+def checkpoint_bytes(config: TrainingConfig, precision: str) -> int:
+    """Estimate a checkpoint's size: weights, AdamW's two moments, and float32 masters of bfloat16 weights.
+
+    Of all trained models that are on this machine.
+    """
+    models = [config.model.model]
+    if isinstance(config, Config) and config.algorithm.has_critic:
+        models.append(config.critic.critic_model or config.model.model)
+    return sum(map(_num_parameters, models)) * (_BYTES_BF16 if precision == "bf16" else _BYTES_FP32)
+
+
+def _num_parameters(model: str) -> int:
+    count = 0
+    for path in Path(model).glob("*.safetensors"):
         if not path.name.startswith("optimizer"):  # the model may be a checkpoint of a run
             with safe_open(path, framework="np") as tensors:
-                num_parameters += sum(prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
-    return num_parameters * (_BYTES_BF16 if precision == "bf16" else _BYTES_FP32)
+                count += sum(prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
+    return count
 
 
 def checkpoint_directory(config: TrainingConfig) -> Path:

@@ -102,7 +102,7 @@ class ActorGroup:
         self.starting: dict[int, ManagedActor] = {}  # producers that load their engine
         self.producers: dict[int, ManagedActor] = {}
         self.reward_models: list[ManagedActor] = []
-        size = checkpoint_bytes(Path(self._config.model.model), prepared.plan.precision)
+        size = checkpoint_bytes(self._config, prepared.plan.precision)
         self.heartbeats = ray_heartbeats(HangTimeouts.of(self._config, checkpoint_bytes=size))
 
     def start(self, on_status: Callable[[str], None] = lambda text: None) -> None:

@@ -43,7 +43,7 @@ def make_config(num_trainers=2, **fields):
 @pytest.fixture
 def run_of(tmp_path, monkeypatch):
     """(what happens, config, trainers that were started early) -> actors, which are ended after the test."""
-    monkeypatch.setattr("coati_rl.driver.local_actors.checkpoint_bytes", lambda directory, precision: 1)
+    monkeypatch.setattr("coati_rl.driver.local_actors.checkpoint_bytes", lambda config, precision: 1)
 
     @contextmanager
     def actors(way, config, early=()):

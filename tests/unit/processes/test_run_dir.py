@@ -177,7 +177,9 @@ def test_a_checkpoint_takes_weights_two_moments_and_masters_of_bf16(tmp_path, pr
         "optimizer.safetensors": (9,),
     }.items():
         save_file({"weight": np.zeros(shape, dtype=np.float16)}, tmp_path / name)
-    assert checkpoint_bytes(tmp_path, precision) == (3 * 4 + 5) * per_parameter
+    assert checkpoint_bytes(parse(["-m", str(tmp_path)])[0], precision) == (3 * 4 + 5) * per_parameter
+    with_critic = parse(["-m", str(tmp_path), "-a", "PPO"])[0]
+    assert checkpoint_bytes(with_critic, precision) == 2 * (3 * 4 + 5) * per_parameter
 
 
 def test_a_directory_is_held_by_one_process_at_a_time(tmp_path):

@@ -88,7 +88,7 @@ class TrainerActor:
         # In a weight sync the ranks that hold a sender's other shards wait in a gather until the producers received;
         # at a checkpoint those that have written their files wait for the others.
         precision: Literal["bf16", "fp32"] = "bf16" if self._context.dtype == "bfloat16" else "fp32"
-        save_s = slow_seconds(checkpoint_bytes(Path(config.model.model), precision))
+        save_s = slow_seconds(checkpoint_bytes(config, precision))
         timeout_s = COLLECTIVE_TIMEOUT_S + config.transfer_timeout_s + save_s
         device = init_process_group(
             rank=self._rank,

@@ -76,11 +76,7 @@ REFUSALS = [
         ["--kl-place loss", "--kl-place reward", "-kl 0"],
     ),
     ("-kl 0 --kl-clamp 10", "--kl-clamp 10 without KL: has nothing to bound", ["-kl 0.1", "--kl-clamp None"]),
-    (
-        "--sapo-temperature-pos 2 --sapo-temperature-neg 3",
-        "--sapo-temperature-pos 2 and --sapo-temperature-neg 3 with --policy-loss clip: only sapo has a gate",
-        ["-a SAPO", "--sapo-temperature-pos 1 --sapo-temperature-neg 1.05"],
-    ),
+    ("--sapo-temperature-neg 3", "--sapo-temperature-neg 3 with --policy-loss clip: only sapo has", ["-a SAPO"]),
     (
         "-a CISPO --clip-dual 9",
         "--clip-dual 9.0 with --policy-loss cispo: only clip has it; leave it out",

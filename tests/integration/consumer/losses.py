@@ -210,7 +210,6 @@ LOSSES: dict[str, LossCase] = {
     "dual clip": case(dual_clipped, clipped, Cut(4, True, "one"), clip_dual=1.4),
     "sequence": case(clipped_sequence, clipped, Cut(2, True, "uneven"), Cut(4, False, "one"), ratio_level="sequence"),
     "cispo": case(cispo, weighed, Cut(1, True, "uneven"), policy_loss="cispo", recomputes_old=True),
-    "sapo": case(soft_gated, surrogate, Cut(2, True, "uneven"), policy_loss="sapo"),
     "k1": case(lambda r: clipped(r) + r.k1, clipped, Cut(2, False, "several"), kl_coeff=1.0, kl_estimator="k1"),
     "k2": case(lambda r: clipped(r) + r.k2, clipped, Cut(4, True, "several"), kl_coeff=1.0, kl_estimator="k2"),
     "tis": case(truncated, corrected, Cut(2, True, "one"), correction="tis", kl_coeff=1.0, **BAND),
@@ -234,4 +233,5 @@ LOSSES: dict[str, LossCase] = {
     "cross-entropy": case(cross_entropy, clipped, Cut(4, True, "uneven"), aggregation="token_level", kind="holes"),
     "user's": case(users, clipped, Cut(2, False, "uneven"), terms_fn=users_terms),
     "user's, by token": case(users, clipped, Cut(4, True, "several"), terms_fn=users_terms_by_token),
+    "sapo": case(soft_gated, surrogate, Cut(2, True, "uneven"), policy_loss="sapo"),
 }

@@ -47,6 +47,7 @@ class CheckpointWriter:
         *,
         dtype: torch.dtype,
         max_file_bytes: int = MAX_FILE_BYTES,
+        nested_partial: Path | None = None,
     ) -> None:
         """Assign parameters to files.
 
@@ -55,18 +56,19 @@ class CheckpointWriter:
             infos: all parameters of the model.
             dtype: of the saved weights.
             max_file_bytes: bytes of weights per file, unless one tensor is larger.
+            nested_partial: where another checkpoint's writer keeps it until it publishes both; None: a sibling.
         """
         self.directory = directory
         self._infos = infos
         self._dtype = dtype
-        self._partial, self._is_nested = directory.with_name(f".{directory.name}.partial"), False
+        self._partial = nested_partial or directory.with_name(f".{directory.name}.partial")
+        self._is_nested = nested_partial is not None
         self.files = _cut_into_files(infos, dtype.itemsize, max_file_bytes)  # names of parameters, file by file
 
     def nested(self, role: str, infos: Sequence[ParameterInfo]) -> "CheckpointWriter":
         """Return the writer of another model of the same checkpoint, in a directory of its own."""
-        writer = CheckpointWriter(role_directory(self.directory, role), infos, dtype=self._dtype)
-        writer._partial, writer._is_nested = role_directory(self._partial, role), True
-        return writer
+        directory, partial = role_directory(self.directory, role), role_directory(self._partial, role)
+        return CheckpointWriter(directory, infos, dtype=self._dtype, nested_partial=partial)
 
     def begin(self) -> None:
         """Create an empty partial directory. Raises: RunError on a disk error, as do the other methods."""

@@ -28,7 +28,7 @@ from consumer.evaluation import score_samples
 from consumer.jobs import offline, rl
 from consumer.jobs.job import backend_config
 from consumer.objectives.objective import Objective
-from consumer.objectives.of_run import policy_gradient
+from consumer.objectives.run_objective import policy_gradient
 from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.process_group import StoreLocation, init_process_group, open_listener, private_store_location
 from consumer.parallel.single_process import SingleProcess

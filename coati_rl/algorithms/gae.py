@@ -54,7 +54,7 @@ class TokenReturns:
     kl_clamp: float | None = None
 
     def trace_of(self, num_tokens: int) -> float:
-        """Return lambda of the advantages of a sample. Source: arXiv:2504.05118 sec. 4.2 (VAPO)."""
+        """Return lambda of the advantages of a sample. Source: arXiv:2504.05118 (VAPO)."""
         if self.trace_by_length is None:
             return self.trace
         return max(0.0, 1.0 - 1.0 / (self.trace_by_length * num_tokens))

@@ -90,7 +90,7 @@ def sapo_terms(log_ratio: Tensor, advantages: Tensor, loss_mask: Tensor, *, posi
         negative: tau elsewhere; above 0.
     Returns: float32[R, M], 0 where the mask is False.
     Raises: ValueError if shapes differ.
-    Source: arXiv:2511.20347 (SAPO) eq. 5 and 6.
+    Source: arXiv:2511.20347 (SAPO).
     """
     advantages = _masked(advantages, loss_mask, log_ratio)
     tau = torch.where(advantages > 0, log_ratio.new_tensor(positive), log_ratio.new_tensor(negative))

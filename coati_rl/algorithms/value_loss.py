@@ -20,7 +20,7 @@ class ValueLoss:
     value_clip_sum (tokens whose clipped term is the larger one); value_sum; return_sum and return_squares;
     residual_sum and residual_squares, of G_t - old_t, of which the explained variance is made.
 
-    Source: arXiv:1707.06347 (PPO's code, baselines' `vpredclipped`), arXiv:2005.12729 sec. 3.
+    Source: arXiv:1707.06347 (PPO's code, baselines' `vpredclipped`), arXiv:2005.12729.
     """
 
     clip: float | None = None  # c; None: not clipped

@@ -13,7 +13,7 @@ from coati_rl.protocols import Role, TrainerCoordinator
 from coati_rl.runtime.address import own_address
 from consumer.backend_config import ModelSource, frozen, trained
 from consumer.jobs.job import Trainer
-from consumer.objectives.of_run import policy_gradient
+from consumer.objectives.run_objective import policy_gradient
 from consumer.optim.learning_rate import learning_rate
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep

@@ -139,7 +139,7 @@ def cispo_term(logprob: float, log_ratio: float, advantage: float, low: float, h
 
 
 def sapo_term(log_ratio: float, advantage: float, positive: float, negative: float) -> Term:
-    """-4 / tau sigmoid(tau (r - 1)) A. SAPO, arXiv:2511.20347 eq. 5 and 6."""
+    """-4 / tau sigmoid(tau (r - 1)) A. SAPO, arXiv:2511.20347."""
     r, slope = exp_ratio(log_ratio)
     tau = positive if advantage > 0 else negative
     gate = 1 / (1 + math.exp(-tau * (r - 1))) if tau * (r - 1) > -700 else 0.0

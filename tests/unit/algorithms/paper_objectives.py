@@ -116,7 +116,7 @@ def cispo(groups: Sequence[Group], *, sampled: Sequence[Group]) -> float:
 
 
 def sapo(groups: Sequence[Group]) -> float:
-    """arXiv:2511.20347 eq. 4 to 6: the mean over responses of the mean over tokens of f(r) A, tau by the sign of A."""
+    """arXiv:2511.20347: the mean over responses of the mean over tokens of f(r) A, tau by the sign of A."""
     means = []
     for group in groups:
         for response, advantage in zip(group, normed(group), strict=True):

@@ -12,7 +12,7 @@ from coati_rl.config.cli import parse
 from consumer.backend import Backend
 from consumer.objectives.forward_kl import ForwardKL
 from consumer.objectives.objective import Objective
-from consumer.objectives.of_run import policy_gradient
+from consumer.objectives.run_objective import policy_gradient
 from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.single_process import SingleProcess
 from consumer.train_step import TrainStep

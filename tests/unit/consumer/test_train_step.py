@@ -11,8 +11,8 @@ from torch import Tensor
 
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.config import Config
-from consumer.objectives.of_run import policy_gradient
 from consumer.objectives.policy_gradient import PolicyGradient
+from consumer.objectives.run_objective import policy_gradient
 from consumer.optim.learning_rate import LearningRate
 from consumer.train_step import TrainStep
 from tests.unit.consumer.conftest import make_micro_batch

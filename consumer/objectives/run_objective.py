@@ -11,7 +11,7 @@ from coati_rl.protocols import LossFn
 from consumer.objectives.actor_critic import ActorCritic
 from consumer.objectives.policy_gradient import PolicyGradient
 
-CRITIC_RATE = 10.0  # times the policy's learning rate, as in verl (1e-5 and 1e-6)
+CRITIC_RATE = 10.0  # times the policy's learning rate
 
 
 def policy_gradient(config: Config) -> PolicyGradient:
@@ -21,21 +21,18 @@ def policy_gradient(config: Config) -> PolicyGradient:
     has_teacher, is_full = distillation.teacher is not None, distillation.distill_kl == "full"
     if has_teacher and is_full:
         loss = DistilledLoss(loss=loss, direction="reverse", kl_coeff=distillation.distill_coeff)
+    kl: dict[str, Any] = {"kl_estimator": algorithm.kl_estimator, "kl_clamp": algorithm.kl_clamp}
     reward_kl_coeff = algorithm.kl_coeff if algorithm.kl_place == "reward" else 0.0
     common: dict[str, Any] = {
         "loss": loss,
         "has_reference": algorithm.kl_coeff > 0,
         "old_policy_period": config.sync_period if config.recomputes_old_logprobs else None,
         "updates_per_batch": algorithm.updates_per_batch,
-        "reward_kl_coeff": reward_kl_coeff,
-        "kl_estimator": algorithm.kl_estimator,
-        "kl_clamp": algorithm.kl_clamp,
         "teacher_coeff": distillation.distill_coeff if has_teacher and not is_full else None,
-        "distills_only": distillation.distill_only,
         "needs_whole_step": algorithm.whiten_advantages,
     }
     if not config.algorithm.has_critic:
-        return PolicyGradient(**common)
+        return PolicyGradient(**common, **kl, reward_kl_coeff=reward_kl_coeff, distills_only=distillation.distill_only)
     rate = critic.critic_lr
     return ActorCritic(
         **common,
@@ -46,8 +43,7 @@ def policy_gradient(config: Config) -> PolicyGradient:
             critic_trace=critic.critic_lambda,
             trace_by_length=critic.length_lambda,
             kl_coeff=reward_kl_coeff,
-            kl_estimator=algorithm.kl_estimator,
-            kl_clamp=algorithm.kl_clamp,
+            **kl,
         ),
         critic_rate=CRITIC_RATE if rate is None else rate / config.optimizer.learning_rate,
         critic_warmup=critic.critic_warmup,

@@ -16,16 +16,24 @@ if TYPE_CHECKING:
     from producer.engine_client import Completion
 
 
-def advantages(rewards: Sequence[float], estimator: str = "group_norm") -> list[float]:
+def advantages(
+    rewards: Sequence[float], estimator: str = "group_norm", *, lengths: Sequence[int] | None = None
+) -> list[float]:
     """Return the advantage of each completion of a prompt by its reward.
 
     Args:
         rewards: of all completions of one prompt; NaN: it could not be scored, and has the advantage 0.
         estimator: as --advantage-estimator.
+        lengths: tokens of each completion, which "opo" needs.
     """
     values = np.array(rewards, dtype=np.float64)
     is_valid = ~np.isnan(values)
-    found = group_advantages(np.where(is_valid, values, 0.0), is_valid, estimator=load_estimator(estimator))
+    found = group_advantages(
+        np.where(is_valid, values, 0.0),
+        is_valid,
+        estimator=load_estimator(estimator),
+        lengths=None if lengths is None else np.array(lengths),
+    )
     return [float(value) for value in found]
 
 

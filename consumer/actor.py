@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from coati_rl.checkpoint.directory import OBJECTIVE_KEY, load_state
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.training import TrainingConfig
@@ -120,6 +121,7 @@ class TrainerActor:
                 checkpoint_dir=self._checkpoint_dir,
                 timeline=self._timeline,
                 on_step=profiler.step if profiler else lambda: None,
+                objective_state=load_state(self._resume_dir).get(OBJECTIVE_KEY, {}) if self._resume_dir else {},
             )
             with _job_of(config).train_loop(config, trainer, backend, coordinator) as loop:
                 steps: int = loop.run()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from coati_rl.batch import MicroBatch, MiniBatch
-from coati_rl.checkpoint.directory import load_state, role_directory
+from coati_rl.checkpoint.directory import OBJECTIVE_KEY, load_state, role_directory
 from coati_rl.checkpoint.resumed_run import DATE_KEY
 from coati_rl.checkpoint.tokenizer_files import read_tokenizer_files
 from coati_rl.config.optimizer import OptimizerConfig
@@ -27,7 +27,7 @@ from coati_rl.transport.manifest import TensorEntry, dtype_name
 from consumer.backend_config import BackendConfig, ModelSource
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
 from consumer.models.float32_compute import Float32Compute
-from consumer.models.policy_model import DTYPES, make_input
+from consumer.models.policy_model import DTYPES, Output, make_input
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.process_group import collective
 from consumer.role_models import RoleModel
@@ -99,7 +99,11 @@ class Backend:
             LM head.
         Raises: ValueError if the backend was built without this model.
         """
-        return self._score(micro_batches, role, returns_hidden=True)
+        return self._score(micro_batches, role, output="hidden")
+
+    def score_entropy(self, micro_batches: Sequence[MicroBatch], role: Role) -> list[Tensor]:
+        """Compute the entropies of one of the models at the sampling temperature, nats; otherwise as `score`."""
+        return self._score(micro_batches, role, output="entropy")
 
     def score_float32(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Compute the policy's log-probabilities as `score` does, from the same weights, but in float32."""
@@ -111,7 +115,11 @@ class Backend:
 
         Raises: ValueError if the backend was built without an old policy.
         """
-        self._model("old").copy_from(self.policy)
+        self._model("old").move_to(self.policy)
+
+    def move_reference(self, mix: float) -> None:
+        """Move the reference to (1 - mix) * reference + mix * policy; every rank moves its own part; not collective."""
+        self._model("reference").move_to(self.policy, mix)
 
     def forward_backward(self, mini_batch: MiniBatch, loss_fn: LossFn, role: Role = "policy") -> dict[str, Tensor]:
         """Accumulate the gradient of a trained model's summed loss over this rank's samples.
@@ -196,17 +204,32 @@ class Backend:
         with collective("agree on whether to score"):
             return self._parallelism.num_micro_batches(int(is_needed)) > 0
 
-    def save(self, directory: Path, *, state: dict[str, Any], files: Mapping[str, bytes] | None = None) -> None:
+    def save(
+        self,
+        directory: Path,
+        *,
+        state: dict[str, Any],
+        files: Mapping[str, bytes] | None = None,
+        objective: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write a checkpoint to `directory`, which appears complete or not at all. The first rank adds its `files`.
 
+        Args:
+            directory: the finished checkpoint's path.
+            state: of the run, as JSON takes it.
+            files: further files by name.
+            objective: state of the objective; that of a rank with the LM head is written.
         Raises: RunError on every rank if it cannot be written.
         """
         date = self._config.template_date
         writer = CheckpointWriter(directory, self.policy.infos, dtype=DTYPES[self._config.precision])
         agree, is_first_rank = self._parallelism.agree, self.layout.sender == 0
+        # Only ranks with the LM head have the step's sums, which an objective adapts to; all of these adapt alike.
+        own = json.dumps(dict(objective or {})) if self.layout.is_last_stage else ""
+        adapted = next(text for text in agree(lambda: own) if text)
         agree(writer.begin if is_first_rank else None)
         written = agree(lambda: json.dumps(self.policy.write(writer)))
-        for role, model in self._trained_others():
+        for role, model in self._saved_others():
             of_role = writer.nested(role, model.infos)
             agree(of_role.begin if is_first_rank else None)
             written += agree(partial(_written, model, of_role, role))
@@ -220,6 +243,7 @@ class Backend:
                 **state,
                 "rng_state": b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
                 **({} if date is None else {DATE_KEY: date}),
+                **({OBJECTIVE_KEY: json.loads(adapted)} if adapted != "{}" else {}),
             },
             files={**self._tokenizer_files, **(files or {})},
             digests={name: digest for text in written for name, digest in json.loads(text).items()},
@@ -235,8 +259,9 @@ class Backend:
         Raises: ConfigError if it belongs to another model.
         """
         self.policy.restore(CheckpointReader(directory))
-        for role, model in self._trained_others():
-            if (own := role_directory(directory, role)).is_dir():  # else it begins with this run
+        for role, model in self._saved_others():
+            # Else it begins with this run. A model without an optimizer was restored when it was loaded.
+            if model.torch_optimizer is not None and (own := role_directory(directory, role)).is_dir():
                 model.restore(CheckpointReader(own))
         rng_state = load_state(directory).get("rng_state")
         if rng_state is None:
@@ -247,12 +272,12 @@ class Backend:
         """Destroy the process groups that were made for this backend; the default group stays."""
         self._parallelism.close()
 
-    def _score(self, micro_batches: Sequence[MicroBatch], role: Role, *, returns_hidden: bool = False) -> list[Tensor]:
+    def _score(self, micro_batches: Sequence[MicroBatch], role: Role, *, output: Output = "scores") -> list[Tensor]:
         model = self._model(role)
         with collective("score a mini-batch"):
             count = self._parallelism.num_micro_batches(len(micro_batches))
             inputs = [
-                make_input(micro_batch, device=self.device, returns_hidden=returns_hidden)
+                make_input(micro_batch, device=self.device, output=output)
                 for micro_batch in _padded(micro_batches, count)
             ]
             return model.score(inputs)[: len(micro_batches)]
@@ -269,12 +294,13 @@ class Backend:
             head=source.head,
         )
 
-    def _trained_others(self) -> list[tuple[Role, RoleModel]]:
-        """Return the trained models beside the policy, in one order on all ranks."""
+    def _saved_others(self) -> list[tuple[Role, RoleModel]]:
+        """Return the models beside the policy that change by training, in one order on all ranks."""
+        sources = self._config.models
         return [
             (role, model)
             for role, model in sorted(self.models.items())
-            if role != "policy" and self._config.models[role].optimizer is not None
+            if role != "policy" and (sources[role].optimizer is not None or sources[role].is_saved)
         ]
 
     def _model(self, role: Role) -> RoleModel:

@@ -24,6 +24,7 @@ class ModelSource:
     # Clipping, weight decay and Adam's numbers; its learning rate is given with each step. None: the model is frozen.
     optimizer: OptimizerConfig | None = None
     head: "ScalarHead | None" = None  # in place of the LM head
+    is_saved: bool = False  # a frozen model that changes, and is in checkpoints like trained ones
 
 
 def trained(

@@ -82,18 +82,18 @@ class CheckpointWriter:
             self._partial.mkdir(parents=True)
 
     def write(
-        self, number: int, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor]
+        self, number: int, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor] | None
     ) -> dict[str, str]:
-        """Write file `number` of `files`: full weights by name, and full optimizer tensors by kind/name.
+        """Write file `number` of `files`: full weights by name, and full optimizer tensors by kind/name, if any.
 
         Returns: the digests of the files by name.
         """
         with _disk_errors(self.directory):
             model, optimizer = self._file_name("model", number), self._file_name("optimizer", number)
-            return {
-                model: self._save(weights, model, {"format": "pt"}),
-                optimizer: self._save(optimizer_tensors, optimizer, None),
-            }
+            digests = {model: self._save(weights, model, {"format": "pt"})}
+            if optimizer_tensors is not None:
+                digests[optimizer] = self._save(optimizer_tensors, optimizer, None)
+            return digests
 
     def publish(
         self,

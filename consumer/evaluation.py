@@ -83,10 +83,8 @@ class Evaluator:
             needs_hidden=False,
         )
         self._sums = merge_sums(self._sums, sums)
-        if self._objective.needs_whole_step and (
-            totals := self._backend.reduce_sums(self._objective.step_sums(micro_batches))
-        ):
-            micro_batches = tuple(self._objective.with_step_sums(each, totals) for each in micro_batches)
+        if self._objective.needs_whole_step:
+            micro_batches = tuple(self._objective.with_whole_step(micro_batches, self._backend.reduce_sums))
         scores = self._backend.score(micro_batches)  # none on ranks without the LM head
         for micro_batch, logprobs in zip(micro_batches, scores, strict=False):
             arrays = {name: torch.tensor(a, device=logprobs.device) for name, a in micro_batch.loss_arrays.items()}

@@ -136,11 +136,11 @@ class RoleModel:
         return norm
 
     @torch.no_grad()
-    def copy_from(self, other: "RoleModel") -> None:
-        """Copy the weights of a model of the same architecture; each rank copies its own part; not collective."""
+    def move_to(self, other: "RoleModel", mix: float = 1.0) -> None:
+        """Move the weights to (1 - mix) * own + mix * those of a model of the same architecture; not collective."""
         theirs = other.parameters.local
         for name, weight in self.parameters.local.items():
-            weight.copy_(theirs[name])
+            weight.copy_(theirs[name] if mix == 1 else torch.lerp(weight.float(), theirs[name].float(), mix))
 
     def export(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Yield this pipeline stage's full weights by name, in Hugging Face order, without a tied LM head.
@@ -200,13 +200,15 @@ class RoleModel:
 
     def _parts(
         self, writer: CheckpointWriter, *, before_own: Callable[[], object]
-    ) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Tensor]]]:
-        """Yield this rank's files: number, full weights and full optimizer tensors, on the CPU.
+    ) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Tensor] | None]]:
+        """Yield this rank's files: number, full weights and full optimizer tensors (None: frozen), on the CPU.
 
         The data-parallel ranks of a stage take its files in turn. Tensors are gathered one at a time, by all ranks that
         hold a part; a rank calls `before_own` before it keeps those of its own files.
         """
-        masters, own, parameters = self.masters(), {info.name for info in self.own_infos()}, self.parameters
+        is_trained = self.torch_optimizer is not None
+        masters = self.masters() if is_trained else {}
+        own, parameters = {info.name for info in self.own_infos()}, self.parameters
         layout = self._parallelism.layout
         of_stage = [number for number, names in enumerate(writer.files) if names[0] in own]
         for place, number in enumerate(of_stage):
@@ -220,12 +222,14 @@ class RoleModel:
             weights, state = dict[str, Tensor](), dict[str, Tensor]()
             for name in names:
                 _keep(weights, name, parameters.full_weight(name), is_own=is_own)
+                if not is_trained:
+                    continue
                 packed = pack_state(self.torch_optimizer, masters[name], with_master=self._keeps_masters)
                 for kind, part in sorted(packed.items()):  # gathers: in one order on all ranks
                     full = part if part.dim() == 0 else parameters.full_state(name, part)
                     _keep(state, f"{kind}/{name}", full, is_own=is_own)
             if is_own:
-                yield number, weights, state
+                yield number, weights, state if is_trained else None
 
     def _settings(self) -> OptimizerConfig:
         if self._optimizer is None:

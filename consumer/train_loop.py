@@ -153,7 +153,12 @@ class TrainLoop:
     def _save(self, work: SaveWork) -> None:
         path = self._checkpoint_dir / f"step-{work.step}"
         state = {"step": work.step, "policy_version": work.step, "data": work.data_state}
-        self._backend.save(path, state=state, files={ROLLOUTS_FILE: work.rollouts} if work.rollouts else {})
+        self._backend.save(
+            path,
+            state=state,
+            files={ROLLOUTS_FILE: work.rollouts} if work.rollouts else {},
+            objective=self._train_step(False).objective_state(),
+        )
         if self._rank == 0:
             self._reports.report_saved(work.step, str(path))
             logger.info("step %d: checkpoint %s", work.step, path)

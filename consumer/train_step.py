@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -122,6 +123,10 @@ class TrainStep:
         self._train_s += time.perf_counter() - begin
         return self._finish(last)
 
+    def objective_state(self) -> dict[str, Any]:
+        """Return what the objective has adapted to the run, for a checkpoint."""
+        return self._objective.state()
+
     def _train_waiting(self) -> dict[str, Tensor]:
         """Train the mini-batches that have been scored. Returns: the sums that the loss has reported."""
         begin, sums = time.perf_counter(), dict[str, Tensor]()
@@ -175,6 +180,10 @@ class TrainStep:
                 )
         sums = self._backend.reduce_sums(self._sums)
         metrics = self._objective.metrics(sums, loss_scale=loss_scale) if sums else {}
+        if sums:
+            self._objective.end_step(sums)
+        if mix := self._objective.reference_mix(step):
+            self._backend.move_reference(mix)
         seconds = self._train_s + time.perf_counter() - begin
         self._begin()
         others = {f"{role}_grad_norm": norm for role, norm in norms.items() if role != "policy"}
@@ -193,15 +202,10 @@ class TrainStep:
         ready, self._waiting = self._waiting, []
         if not self._objective.needs_whole_step or not ready:
             return ready
-        own = self._objective.step_sums([m for batch in ready for m in batch.micro_batches])
-        sums = self._backend.reduce_sums(own)
-        if not sums:
-            return ready  # no loss is computed here
+        of_step = [micro_batch for batch in ready for micro_batch in batch.micro_batches]
+        done = iter(self._objective.with_whole_step(of_step, self._backend.reduce_sums))
         return [
-            dataclasses.replace(
-                batch, micro_batches=tuple(self._objective.with_step_sums(m, sums) for m in batch.micro_batches)
-            )
-            for batch in ready
+            dataclasses.replace(batch, micro_batches=tuple(islice(done, len(batch.micro_batches)))) for batch in ready
         ]
 
     def _add(self, sums: dict[str, Tensor]) -> None:
@@ -227,6 +231,8 @@ def with_targets(
     Returns: the micro-batches, and the sums that the targets report; those given on ranks without the LM head.
     """
     micro_batches, has_head = _scored(micro_batches, objective.scores, backend.score, timeline)
+    if objective.entropies:
+        micro_batches, has_head = _scored(micro_batches, objective.entropies, backend.score_entropy, timeline)
     if needs_hidden and objective.hidden_states:
         micro_batches, has_head = _scored(micro_batches, objective.hidden_states, backend.score_hidden, timeline)
     # Without the head no loss is computed here.

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from coati_rl.checkpoint.directory import OBJECTIVE_KEY, load_state
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.plan import resolve_dtype
@@ -185,7 +186,8 @@ class TrainerRank:
 
     def save(self, directory: Path, step: int) -> None:
         """Write a checkpoint."""
-        self._backend.save(directory, state={"step": step, "policy_version": step, "data": {}})
+        state = {"step": step, "policy_version": step, "data": {}}
+        self._backend.save(directory, state=state, objective=self._objective.state())
 
     def load(self, directory: Path) -> None:
         """Go on with the weights, the optimizer and the random state of a checkpoint."""
@@ -193,6 +195,7 @@ class TrainerRank:
         del self._backend, self._train_step
         self._load(directory)
         self._backend.restore(directory)
+        self._objective.restore(load_state(directory).get(OBJECTIVE_KEY, {}))
 
     def close(self) -> None:
         """Leave the engines, and end the layout's process groups."""

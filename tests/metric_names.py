@@ -13,6 +13,7 @@ OURS = [
     "correction_mean", "correction_dropped_fraction", "old_logprob_gap_mean", "old_logprob_gap_max", "teacher_kl_mean",
     "step_s", "trainer_idle_fraction", "producer_idle_fraction", "logprob_gap_tokens", "samples_computed",
     "logprob_rounding_mean", "logprob_rounding_rms", "logprob_rounding_tokens", "logprob_shift_mean",
+    "kl_coeff", "entropy_coeff", "masked_token_fraction",
     "reward_std", "constant_group_fraction", "response_tokens_max", "distinct_response_fraction",
 ]  # fmt: skip
 ROLLOUT_RUN = frozenset({*CONTRACT, *OURS})

@@ -43,6 +43,27 @@ def leave_one_out(rewards: Rewards) -> Rewards:
     return group_mean(rewards) * (len(rewards) / (len(rewards) - 1))
 
 
+def max_rl(rewards: Rewards) -> Rewards:
+    """Compute A_i = (R_i - mean(R)) / (mean(R) + eps), 0 where the mean is not positive.
+
+    Of rewards 0 and 1 it is the gradient of log-likelihood of a right answer in place of its probability's.
+    Source: arXiv:2602.02710 (MaxRL).
+    """
+    mean = float(rewards.mean())
+    return group_mean(rewards) / (mean + STD_EPS) if mean > 0 else np.zeros_like(rewards)
+
+
+def opo(rewards: Rewards, lengths: Rewards | None = None) -> Rewards:
+    """Compute A_i = R_i - sum(T_j * R_j) / sum(T_j), T_j the tokens of sample j: the baseline of least variance.
+
+    Raises: ValueError without lengths.
+    Source: arXiv:2505.23585 (OPO).
+    """
+    if lengths is None:
+        raise ValueError("opo weighs rewards by the samples' lengths, which are not given")
+    return rewards - float((lengths * rewards).sum() / lengths.sum())
+
+
 def reward(rewards: Rewards) -> Rewards:
     """Return A_i = R_i, independent of the group; whitening over the batch is the only baseline.
 
@@ -54,9 +75,9 @@ def reward(rewards: Rewards) -> Rewards:
 GDPO = "gdpo"  # `decoupled_advantages`, which needs the rewards one by one
 GAE = "gae"  # `coati_rl.algorithms.gae`, which needs a critic's values
 ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
-    estimator.__name__: estimator for estimator in (group_norm, group_mean, leave_one_out, reward)
+    estimator.__name__: estimator for estimator in (group_norm, group_mean, leave_one_out, reward, max_rl, opo)
 }
-_COMPARING = (group_norm, group_mean, leave_one_out)  # samples of a group with each other
+_COMPARING = (group_norm, group_mean, leave_one_out, max_rl, opo)  # samples of a group with each other
 
 
 def compares_samples(name: str) -> bool:
@@ -64,13 +85,16 @@ def compares_samples(name: str) -> bool:
     return name == GDPO or ADVANTAGE_ESTIMATORS.get(name) in _COMPARING
 
 
-def group_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, estimator: Estimator) -> Rewards:
+def group_advantages(
+    rewards: Rewards, valid: NDArray[np.bool_], *, estimator: Estimator, lengths: NDArray[np.int64] | None = None
+) -> Rewards:
     """Compute the advantages of one group by `estimator` over the valid samples; undefined cases are 0.
 
     Args:
         rewards: float64[G], the reward of each sample; not read where `valid` is False.
         valid: bool[G], False where the scorer could not decide.
         estimator: one of ADVANTAGE_ESTIMATORS, or a user's.
+        lengths: int64[G], tokens of each sample, which `opo` needs.
     Returns: float64[G], without unit; exactly 0 on invalid samples. Where the estimator compares samples of a group it
         is exactly 0 also when all valid rewards are equal or fewer than two samples are valid.
     Raises: ValueError if the shapes differ, a valid reward is not finite, or the estimator's result is not one finite
@@ -86,7 +110,11 @@ def group_advantages(rewards: Rewards, valid: NDArray[np.bool_], *, estimator: E
         raise ValueError(f"rewards of valid samples must be finite: {values}")
     if not values or (estimator in _COMPARING and max(values) == min(values)):
         return advantages
-    found = np.asarray(estimator(counted), dtype=np.float64)
+    if estimator is opo:
+        counted_lengths = None if lengths is None else lengths[valid].astype(np.float64)
+        found = opo(counted, counted_lengths)
+    else:
+        found = np.asarray(estimator(counted), dtype=np.float64)
     is_vector = found.shape == counted.shape
     if not is_vector or not all(abs(value) <= MAX_ADVANTAGE for value in found.tolist()):  # False for NaN, too
         raise ValueError(

@@ -11,16 +11,25 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from coati_rl.algorithms.choices import OF_SEQUENCES, POLICY_LOSSES, Correction, KLEstimator, RatioLevel
+from coati_rl.algorithms.choices import (
+    LOSSES_OF_SEQUENCES,
+    OF_SEQUENCES,
+    POLICY_LOSSES,
+    Correction,
+    KLEstimator,
+    RatioLevel,
+)
 from coati_rl.algorithms.kl import kl_terms
-from coati_rl.algorithms.off_policy import correction_weights
+from coati_rl.algorithms.off_policy import correction_weights, drifted_tokens
 from coati_rl.algorithms.policy_loss import (
     ClipBounds,
     check_bounds,
     cispo_terms,
     clipped_policy_terms,
     clipped_tokens,
+    gmpo_terms,
     sapo_terms,
+    vespo_terms,
 )
 from coati_rl.algorithms.ratio import count_samples, masked_log_ratio, ratio_of, sample_any, sample_mean
 
@@ -33,14 +42,17 @@ class PolicyLoss:
     """Compute loss = sum_t w_t * keep_t * (c_t * policy_term_t + kl_coeff * kl_t - entropy_coeff * H_t).
 
     w_t are the micro-batch's weights (the aggregation), c_t the off-policy correction, keep_t is 0 on samples whose
-    largest ratio exceeds `skip_threshold`.
+    largest ratio exceeds `skip_threshold`. The policy term is 0 on tokens that the micro-batch's `left_out` marks, and
+    on samples that `drift_threshold` leaves out; tokens that `held` marks have hold_coeff * |log r_t| besides.
 
     Reports, all detached float64[] and summed over loss tokens unless the name ends in `_max`; the keys depend on the
     settings alone, so that ranks can reduce them together:
         num_tokens; loss_sum (weighted, as returned); entropy_sum (nats); ratio_max;
-        clip_sum: tokens whose gradient is clipped to 0, or under "cispo" whose weight is clipped; 0 under "sapo";
+        clip_sum: tokens whose gradient is clipped to 0, or under "cispo" whose weight is clipped, or under "gmpo" whose
+            part of the mean is; 0 under "sapo" and "vespo";
         kl_sum: unweighted, nats, only if kl_coeff > 0;
         skipped_samples: only with a threshold;
+        drifted_tokens: those of samples that `drift_threshold` leaves out, only with it;
         correction_sum, correction_dropped: the weights c_t, and the number of those that are 0, only with a correction;
         gap_tokens, gap_sum, gap_max: tokens sampled by the trainer's own version, and |logprobs - rollout_logprobs|
         in nats on them: the training-inference mismatch, which should be small;
@@ -55,14 +67,19 @@ class PolicyLoss:
     clip_dual: float | None = None
     sapo_positive: float = 1.0  # tau of "sapo" where the advantage is above 0
     sapo_negative: float = 1.05  # elsewhere
+    vespo_positive: tuple[float, float] = (2.0, 3.0)  # k and lambda of "vespo" where the advantage is not negative
+    vespo_negative: tuple[float, float] = (3.0, 2.0)  # elsewhere
     kl_coeff: float = 0.0  # weight of the KL penalty in the loss; 0 needs no reference
     kl_estimator: KLEstimator = "k3"
     kl_clamp: float | None = None  # bound of a token's estimate, nats; None: no bound
+    kl_has_ratio: bool = False  # weigh the KL penalty by r_t, whose gradient counts: arXiv:2512.02556
     entropy_coeff: float = 0.0
+    hold_coeff: float = 0.0  # weight of |log r_t| on tokens that are held: KL-Cov, arXiv:2505.22617
     correction: Correction = "none"
     correction_low: float = 0.0
     correction_high: float = 2.0
     skip_threshold: float | None = None
+    drift_threshold: float | None = None  # see `drifted_tokens`, nats; None: no sample is left out
     terms_fn: TermsFn | None = None  # a user's policy term
 
     def __post_init__(self) -> None:
@@ -81,7 +98,13 @@ class PolicyLoss:
     def is_token_separable(self) -> bool:
         """See LossFn. Skipping samples needs whole samples only if a ratio exceeds the threshold, see `is_final`."""
         are_terms = self.terms_fn is None or bool(getattr(self.terms_fn, "is_token_separable", False))
-        return are_terms and self.ratio_level == "token" and self.correction not in OF_SEQUENCES
+        return (
+            are_terms
+            and self.ratio_level == "token"
+            and self.correction not in OF_SEQUENCES
+            and self.policy_loss not in LOSSES_OF_SEQUENCES
+            and self.drift_threshold is None
+        )
 
     def is_final(self, sums: Mapping[str, Tensor]) -> bool:
         """See LossFn: return False if a ratio exceeds the threshold, so that its sample has to be skipped."""
@@ -107,8 +130,16 @@ class PolicyLoss:
         log_ratio = masked_log_ratio(logprobs, old_logprobs, loss_mask)
         if self.ratio_level == "sequence":
             log_ratio = sample_mean(log_ratio, loss_mask, micro_batch["sample_index"])
-        terms = self._policy_terms(logprobs, log_ratio, micro_batch)
+        terms, is_clipped = self._policy_terms(logprobs, log_ratio, micro_batch)
         sums = _gap_sums(logprobs.detach(), old_logprobs, micro_batch)
+        if self.drift_threshold is not None:
+            is_left_out = self._drifted(logprobs, micro_batch, self.drift_threshold)
+            terms = torch.where(is_left_out, 0.0, terms)
+            sums["drifted_tokens"] = is_left_out.sum().double()
+        if "left_out" in micro_batch:
+            terms = torch.where(micro_batch["left_out"], 0.0, terms)
+        if "held" in micro_batch:
+            terms = terms + torch.where(micro_batch["held"], self.hold_coeff * log_ratio.abs(), 0.0)
         if self.correction != "none":
             weights = self._correction(old_logprobs, micro_batch)
             terms = terms * weights
@@ -116,7 +147,7 @@ class PolicyLoss:
             sums["correction_dropped"] = ((weights == 0) & loss_mask).sum().double()
         if self.kl_coeff > 0:
             kl = self._kl(logprobs, micro_batch)
-            terms = terms + self.kl_coeff * kl
+            terms = terms + self.kl_coeff * (kl * ratio_of(log_ratio) if self.kl_has_ratio else kl)
             sums["kl_sum"] = kl.detach().double().sum()
         if self.entropy_coeff > 0:
             terms = terms - self.entropy_coeff * torch.where(loss_mask, entropy, 0.0)
@@ -127,31 +158,52 @@ class PolicyLoss:
         sums |= {
             "loss_sum": loss.detach().double(),
             "entropy_sum": torch.where(loss_mask, entropy.detach(), 0.0).double().sum(),
-            "clip_sum": self._num_clipped(log_ratio, micro_batch),
+            "clip_sum": is_clipped.sum().double(),
             "ratio_max": torch.where(loss_mask, ratio_of(log_ratio.detach()), 0.0).amax().double(),
             "num_tokens": loss_mask.sum().double(),
         }
         return loss, sums
 
-    def _policy_terms(self, logprobs: Tensor, log_ratio: Tensor, micro_batch: Mapping[str, Tensor]) -> Tensor:
+    def _policy_terms(
+        self, logprobs: Tensor, log_ratio: Tensor, micro_batch: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return float32[R, M] terms, and bool[R, M] tokens that are clipped."""
         advantages, loss_mask = micro_batch["advantages"], micro_batch["loss_mask"]
+        arrays, none = (log_ratio, advantages, loss_mask), torch.zeros_like(loss_mask)
+        low, high = self.clip_low, self.clip_high
         if self.terms_fn is not None:
-            old_logprobs = micro_batch.get("old_logprobs", micro_batch["rollout_logprobs"])
-            terms = self.terms_fn(logprobs, old_logprobs, advantages, micro_batch)
-            if terms.shape != loss_mask.shape:
-                raise ValueError(f"policy terms have shape {tuple(terms.shape)}, tokens {tuple(loss_mask.shape)}")
-            return torch.where(loss_mask, terms, 0.0)
+            return self._users_terms(self.terms_fn, logprobs, micro_batch), none
         if self.policy_loss == "cispo":
-            low, high = self.clip_low, self.clip_high
-            return cispo_terms(logprobs, log_ratio, advantages, loss_mask, clip_low=low, clip_high=high)
+            ratio = ratio_of(log_ratio.detach())
+            is_clipped = ((ratio < 1 - low) | (ratio > 1 + high)) & loss_mask
+            return cispo_terms(logprobs, *arrays, clip_low=low, clip_high=high), is_clipped
         if self.policy_loss == "sapo":
-            temperatures = {"positive": self.sapo_positive, "negative": self.sapo_negative}
-            return sapo_terms(log_ratio, advantages, loss_mask, **temperatures)
-        return clipped_policy_terms(log_ratio, advantages, loss_mask, **self._clip_bounds)
+            return sapo_terms(*arrays, positive=self.sapo_positive, negative=self.sapo_negative), none
+        if self.policy_loss == "gmpo":
+            return gmpo_terms(*arrays, micro_batch["sample_index"], clip_low=low, clip_high=high)
+        if self.policy_loss == "vespo":
+            positive, negative, index = self.vespo_positive, self.vespo_negative, micro_batch["sample_index"]
+            return vespo_terms(logprobs, *arrays, index, positive=positive, negative=negative), none
+        bounds = ClipBounds(clip_low=low, clip_high=high, clip_dual=self.clip_dual)
+        return clipped_policy_terms(*arrays, **bounds), clipped_tokens(*arrays, **bounds)
 
-    @property
-    def _clip_bounds(self) -> ClipBounds:
-        return {"clip_low": self.clip_low, "clip_high": self.clip_high, "clip_dual": self.clip_dual}
+    def _users_terms(self, terms_fn: TermsFn, logprobs: Tensor, micro_batch: Mapping[str, Tensor]) -> Tensor:
+        loss_mask = micro_batch["loss_mask"]
+        old_logprobs = micro_batch.get("old_logprobs", micro_batch["rollout_logprobs"])
+        terms = terms_fn(logprobs, old_logprobs, micro_batch["advantages"], micro_batch)
+        if terms.shape != loss_mask.shape:
+            raise ValueError(f"policy terms have shape {tuple(terms.shape)}, tokens {tuple(loss_mask.shape)}")
+        return torch.where(loss_mask, terms, 0.0)
+
+    def _drifted(self, logprobs: Tensor, micro_batch: Mapping[str, Tensor], threshold: float) -> Tensor:
+        return drifted_tokens(
+            logprobs,
+            micro_batch["rollout_logprobs"],
+            micro_batch["advantages"],
+            micro_batch["loss_mask"],
+            micro_batch["sample_index"],
+            threshold=threshold,
+        )
 
     def _correction(self, old_logprobs: Tensor, micro_batch: Mapping[str, Tensor]) -> Tensor:
         return correction_weights(
@@ -183,18 +235,6 @@ class PolicyLoss:
         too_large = (ratio_of(log_ratio.detach()) > self.skip_threshold) & loss_mask
         is_skipped = sample_any(too_large, sample_index)
         return ~is_skipped, count_samples(is_skipped & loss_mask, sample_index)
-
-    def _num_clipped(self, log_ratio: Tensor, micro_batch: Mapping[str, Tensor]) -> Tensor:
-        """Return float64[], the number of clipped tokens; 0 for a user's own terms, and where a gate is soft."""
-        loss_mask = micro_batch["loss_mask"]
-        if self.terms_fn is not None or self.policy_loss == "sapo":
-            acted = torch.zeros_like(loss_mask)
-        elif self.policy_loss == "cispo":
-            ratio = ratio_of(log_ratio.detach())
-            acted = ((ratio < 1 - self.clip_low) | (ratio > 1 + self.clip_high)) & loss_mask
-        else:
-            acted = clipped_tokens(log_ratio, micro_batch["advantages"], loss_mask, **self._clip_bounds)
-        return acted.sum().double()
 
 
 def _gap_sums(logprobs: Tensor, old_logprobs: Tensor, micro_batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,12 +4,15 @@ Letters: R rows, M loss tokens per row, r = pi / pi_old the ratio (of a token, o
 Terms are minimised, so they carry a minus sign; the loss weighs and sums them.
 """
 
+import math
 from typing import TypedDict
 
 import torch
 from torch import Tensor
 
-from coati_rl.algorithms.ratio import ratio_of
+from coati_rl.algorithms.ratio import MAX_LOG_RATIO, ratio_of, sample_mean, sample_sum
+
+_VESPO_MIN_LOG_W = math.log(1e-8)  # TRL's
 
 
 class ClipBounds(TypedDict):
@@ -95,6 +98,71 @@ def sapo_terms(log_ratio: Tensor, advantages: Tensor, loss_mask: Tensor, *, posi
     advantages = _masked(advantages, loss_mask, log_ratio)
     tau = torch.where(advantages > 0, log_ratio.new_tensor(positive), log_ratio.new_tensor(negative))
     return -4 / tau * torch.sigmoid(tau * (ratio_of(log_ratio) - 1)) * advantages
+
+
+def gmpo_terms(
+    log_ratio: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    sample_index: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Tensor, Tensor]:
+    """Compute the surrogate of a geometric mean of clipped ratios: -exp(mean over a sample of clipped log r) * A.
+
+    log r is clipped from above at clip_high where A > 0, and from below at -clip_low elsewhere.
+
+    Args:
+        log_ratio: float32[R, M], log r of tokens in nats, 0 where the mask is False; the only input with gradient.
+        advantages: float32[R, M], without unit.
+        loss_mask: bool[R, M], True on tokens that the policy sampled.
+        sample_index: int[R, M], -1 on padding.
+        clip_low: bound below, in nats.
+        clip_high: bound above, in nats.
+    Returns: (float32[R, M] terms, 0 where the mask is False; bool[R, M], True where log r is clipped).
+    Raises: ValueError if shapes differ or a bound is out of range.
+    Source: arXiv:2507.20673 (GMPO).
+    """
+    check_bounds(clip_low, clip_high, None)
+    advantages = _masked(advantages, loss_mask, log_ratio)
+    is_clipped = ((advantages > 0) & (log_ratio > clip_high)) | ((advantages < 0) & (log_ratio < -clip_low))
+    clipped = torch.where(advantages > 0, log_ratio.clamp(max=clip_high), log_ratio.clamp(min=-clip_low))
+    return -ratio_of(sample_mean(clipped, loss_mask, sample_index)) * advantages, is_clipped
+
+
+def vespo_terms(
+    logprobs: Tensor,
+    log_ratio: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    sample_index: Tensor,
+    *,
+    positive: tuple[float, float],
+    negative: tuple[float, float],
+) -> Tensor:
+    """Compute REINFORCE with a soft weight of the whole sample: -sg(phi(w)) * A * log pi.
+
+    w is the product of r over the sample, phi(w) = w^k * exp(lambda * (1 - w)), which is 1 at w = 1.
+
+    Args:
+        logprobs: float32[R, M], log pi(token) in nats; the only input that carries gradient.
+        log_ratio: float32[R, M], log r of tokens in nats, 0 where the mask is False.
+        advantages: float32[R, M], without unit.
+        loss_mask: bool[R, M], True on tokens that the policy sampled.
+        sample_index: int[R, M], -1 on padding.
+        positive: k and lambda where A >= 0.
+        negative: k and lambda where A < 0.
+    Returns: float32[R, M], 0 where the mask is False.
+    Raises: ValueError if shapes differ.
+    Source: arXiv:2602.10693 (VESPO); log r and log w are bounded as in TRL.
+    """
+    advantages = _masked(advantages, loss_mask, log_ratio)
+    bounded = log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_w = sample_sum(bounded, loss_mask, sample_index).clamp(_VESPO_MIN_LOG_W, MAX_LOG_RATIO)
+    k, rate = (torch.where(advantages < 0, negative[i], log_w.new_tensor(positive[i])) for i in (0, 1))
+    weight = torch.exp(rate * (1 - log_w.exp()) + k * log_w)
+    return -weight * advantages * torch.where(loss_mask, logprobs, 0.0)
 
 
 def clipped_tokens(

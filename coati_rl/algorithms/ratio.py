@@ -43,11 +43,16 @@ def sample_mean(values: Tensor, loss_mask: Tensor, sample_index: Tensor) -> Tens
     Source: of log-ratios, its exp is the length-normalised sequence ratio of arXiv:2507.18071 eq. 7.
     """
     samples, num_samples = _numbered(sample_index)
-    # In float64, so that the order of additions on a GPU has no effect on the float32 result.
-    sums = values.new_zeros(num_samples, dtype=torch.float64).index_add(0, samples, values.flatten().double())
     counts = torch.bincount(samples[loss_mask.flatten()], minlength=num_samples).clamp(min=1)
-    means = (sums / counts)[samples].view_as(values).to(values.dtype)
+    means = (_sums(values, samples, num_samples) / counts)[samples].view_as(values).to(values.dtype)
     return torch.where(loss_mask, means, 0.0)
+
+
+def sample_sum(values: Tensor, loss_mask: Tensor, sample_index: Tensor) -> Tensor:
+    """Compute on every token of a sample the sum of `values` over its loss tokens; as `sample_mean` otherwise."""
+    samples, num_samples = _numbered(sample_index)
+    sums = _sums(values, samples, num_samples)[samples].view_as(values).to(values.dtype)
+    return torch.where(loss_mask, sums, 0.0)
 
 
 def sample_any(tokens: Tensor, sample_index: Tensor) -> Tensor:
@@ -60,6 +65,11 @@ def count_samples(token_mask: Tensor, sample_index: Tensor) -> Tensor:
     """Return float64[], the number of samples with at least one token in the mask."""
     found, _ = torch.unique(sample_index[token_mask], return_inverse=True)
     return torch.tensor(len(found), dtype=torch.float64, device=token_mask.device)
+
+
+def _sums(values: Tensor, samples: Tensor, num_samples: int) -> Tensor:
+    """Return float64[N], in which the order of additions on a GPU has no effect on a float32 result."""
+    return values.new_zeros(num_samples, dtype=torch.float64).index_add(0, samples, values.flatten().double())
 
 
 def _numbered(sample_index: Tensor) -> tuple[Tensor, int]:

@@ -27,6 +27,7 @@ from coati_rl.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "state.json"
+OBJECTIVE_KEY = "objective"  # of the state: what a run's objective has adapted; absent if it adapts nothing
 MANIFEST_FILE = "manifest.json"
 ROLLOUTS_FILE = "rollouts.npz"
 BEST_LINK = "best"  # to one of the directory's checkpoints; see `coati_rl.checkpoint.best`

@@ -11,7 +11,7 @@ from pydantic import field_validator, model_validator
 
 from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GAE, GDPO
 from coati_rl.algorithms.aggregation import LossVariation
-from coati_rl.algorithms.choices import POLICY_LOSSES, Correction, KLEstimator, RatioLevel
+from coati_rl.algorithms.choices import POLICY_LOSSES, Correction, KLEstimator, RatioLevel, TokenSelection
 from coati_rl.config.fields import Section, execution, experiment, split_range
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.presets import PRESETS, fill_in
@@ -54,6 +54,22 @@ class AlgorithmConfig(Section):
         1.0, "Width of sapo's gate where the advantage is above 0: larger is narrower.", gt=0
     )
     sapo_temperature_neg: float = part(1.05, "The same at other advantages.", gt=0)
+    vespo_positive: tuple[float, float] = part(
+        (2.0, 3.0), "Shape of vespo's weight where the advantage is not negative.", metavar="K,LAMBDA"
+    )
+    vespo_negative: tuple[float, float] = part((3.0, 2.0), "The same at negative advantages.", metavar="K,LAMBDA")
+    token_selection: TokenSelection = part(
+        "all",
+        "Tokens of a step whose policy term differs: those of the highest entropy alone have one (top_entropy), or a "
+        "few of high covariance of advantage and log-probability have none (clip_cov), or are held (kl_cov).",
+    )
+    token_fraction: float | None = part(
+        None, "Share of a step's tokens that --token-selection chooses; default: its paper's.", gt=0, le=1
+    )
+    token_covariance: tuple[float, float] = part(
+        (1.0, 5.0), "clip_cov chooses among tokens with a covariance in this range.", metavar="LOW,HIGH"
+    )
+    kl_cov_coeff: float = part(1.0, "Weight of |log ratio| on the tokens that kl_cov holds.", gt=0)
     updates_per_batch: int = part(
         1,
         "Optimizer steps on each batch (N): all batches of a rollout step once, then N - 1 times more, with "
@@ -76,13 +92,17 @@ class AlgorithmConfig(Section):
         gt=0,
     )
 
+    kl_bias_correction: bool = part(
+        False, "Weigh KL in the loss by the ratio, whose gradient counts: unbiased also off-policy."
+    )
+
     old_logprobs: OldLogprobs = experiment(
         "auto", "Where old_logprobs come from: engine, or trainer (recomputed, where auto finds that they must be)."
     )
     off_policy_correction: Correction = part(
         "none",
-        "Weight against the difference of trainer and engine: truncated (tis), band (icepop), whole samples "
-        "(sequence_mask), and these with their tokens' ratios (sequence_mask_tis).",
+        "Weight against the difference of trainer and engine: truncated (tis), of whole samples (sequence_tis), band "
+        "(icepop), whole samples (sequence_mask), and these with their tokens' ratios (sequence_mask_tis).",
     )
     off_policy_low: float | None = experiment(
         None,
@@ -94,6 +114,12 @@ class AlgorithmConfig(Section):
         None,
         "Upper bound of pi_old / pi_engine; default: the correction's.",
         follows=("algo", "off_policy_correction"),
+        gt=0,
+    )
+    off_policy_mask_threshold: float | None = part(
+        None,
+        "A sample with negative advantage and a mean of log pi_engine - log pi above this, in nats, has no policy term "
+        "(OPSM); None: off.",
         gt=0,
     )
     skip_threshold: float | None = part(
@@ -137,7 +163,7 @@ class AlgorithmConfig(Section):
     def _path_is_absolute(cls, name: str) -> str:
         return absolute_plugin(name)
 
-    @field_validator("filter_range", mode="before")
+    @field_validator("filter_range", "vespo_positive", "vespo_negative", "token_covariance", mode="before")
     @classmethod
     def _split_range(cls, value: Any) -> Any:
         return split_range(value)

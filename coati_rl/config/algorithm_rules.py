@@ -4,9 +4,11 @@ import math
 from collections.abc import Iterator
 
 from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GAE, GDPO, compares_samples
-from coati_rl.algorithms.choices import POLICY_LOSSES
+from coati_rl.algorithms.choices import CORRECTION_BOUNDS, LOSSES_OF_SEQUENCES, POLICY_LOSSES
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.config import Config
+from coati_rl.config.control_rules import selection_problems
+from coati_rl.config.fields import shown
 from coati_rl.plugins import is_plugin
 
 SEQUENCE_CLIP = 0.01  # sequence ratios are means of logs: beyond this no response is ever clipped
@@ -17,6 +19,7 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _names(config.algorithm)
     yield from _kl(config.algorithm)
     yield from _clipping(config.algorithm)
+    yield from selection_problems(config.algorithm)
     yield from _off_policy(config)
     yield from _filters(config)
     yield from _decoupled(config)
@@ -111,6 +114,7 @@ def _turns(config: Config) -> Iterator[str]:
         return
     given = {
         f"--advantage-estimator {GDPO}": algorithm.advantage_estimator == GDPO,
+        "--advantage-estimator opo": algorithm.advantage_estimator == "opo",
         "--reward-normalize": reward.reward_normalize,
         "--reward-clip": reward.reward_clip is not None,
     }
@@ -128,6 +132,11 @@ def _kl(algorithm: AlgorithmConfig) -> Iterator[str]:
         )
     if algorithm.kl_place == "none" and algorithm.kl_coeff > 0:
         yield f"--kl-coeff {algorithm.kl_coeff} with --kl-place none: give --kl-place loss or reward, or -kl 0"
+    if algorithm.kl_bias_correction and algorithm.kl_place != "loss":
+        yield (
+            f"--kl-bias-correction with --kl-place {algorithm.kl_place}: weighs KL in the loss, and there is none; "
+            "leave it out"
+        )
     if algorithm.kl_place == "none" and algorithm.kl_clamp is not None:
         yield f"--kl-clamp {algorithm.kl_clamp:g} without KL: has nothing to bound; give a -kl above 0, or leave it out"
 
@@ -144,6 +153,13 @@ def _clipping(algorithm: AlgorithmConfig) -> Iterator[str]:
     tau = [f"--sapo-temperature-{sign} {value:g}" for sign, value, usual in _gates(algorithm) if value != usual]
     if tau and algorithm.policy_loss != "sapo":
         yield f"{' and '.join(tau)} with --policy-loss {algorithm.policy_loss}: only sapo has a gate; leave it out"
+    shape = [f"--vespo-{sign} {shown(value)}" for sign, value, usual in _shapes(algorithm) if value != usual]
+    if shape and algorithm.policy_loss != "vespo":
+        yield f"{' and '.join(shape)} with --policy-loss {algorithm.policy_loss}: only vespo has it; leave it out"
+    if any(number <= 0 for _, numbers, _ in _shapes(algorithm) for number in numbers):
+        yield f"{' and '.join(shape)}: K and LAMBDA must be above 0; 2,3 and 3,2 are usual"
+    if algorithm.ratio_level == "sequence" and algorithm.policy_loss in LOSSES_OF_SEQUENCES:
+        yield f"--ratio-level sequence with --policy-loss {algorithm.policy_loss}: it forms its own ratio; use token"
     if algorithm.ratio_level == "sequence" and is_plugin(algorithm.policy_loss):
         yield f"--ratio-level sequence with --policy-loss {algorithm.policy_loss}: it forms its own ratio; use token"
 
@@ -153,6 +169,12 @@ def _gates(algorithm: AlgorithmConfig) -> list[tuple[str, float, float]]:
     values = {"pos": algorithm.sapo_temperature_pos, "neg": algorithm.sapo_temperature_neg}
     fields = AlgorithmConfig.model_fields
     return [(sign, value, fields[f"sapo_temperature_{sign}"].default) for sign, value in values.items()]
+
+
+def _shapes(algorithm: AlgorithmConfig) -> list[tuple[str, tuple[float, float], tuple[float, float]]]:
+    """Return sign, value and default of the shapes of vespo's weight."""
+    values, fields = {"positive": algorithm.vespo_positive, "negative": algorithm.vespo_negative}, type(algorithm)
+    return [(sign, value, fields.model_fields[f"vespo_{sign}"].default) for sign, value in values.items()]
 
 
 def _off_policy(config: Config) -> Iterator[str]:
@@ -171,7 +193,7 @@ def _off_policy(config: Config) -> Iterator[str]:
         if bounds != (None, None):
             yield (
                 "--off-policy-low, --off-policy-high: are bounds of a correction, and there is none; "
-                "give --off-policy-correction tis, icepop, sequence_mask or sequence_mask_tis, or leave them out"
+                f"give --off-policy-correction {' or '.join(CORRECTION_BOUNDS)}, or leave them out"
             )
         return
     if algorithm.old_logprobs == "engine":
@@ -199,6 +221,13 @@ def _renormalised(config: Config) -> Iterator[str]:
     )
     if not cut:
         return
+    threshold = config.algorithm.off_policy_mask_threshold
+    if threshold is not None:
+        yield (
+            f"--off-policy-mask-threshold {threshold:g} with {cut}: compares the trainer's probability, over all "
+            "tokens, with the engine's, renormalised over those that are left; sample from all tokens "
+            "(--top-k None --top-p 1), or leave it out"
+        )
     for flag, value, off in (
         ("--off-policy-correction", config.algorithm.off_policy_correction, "none"),
         ("--on-logprob-gap", config.sync.on_logprob_gap, "stop"),

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Self
 
 from coati_rl.algorithms.choices import CORRECTION_BOUNDS
 from coati_rl.config.algorithm import PRESET_FIELDS, AlgorithmConfig
+from coati_rl.config.control import ControlConfig
 from coati_rl.config.critic import CriticConfig
 from coati_rl.config.data import DataConfig
 from coati_rl.config.distillation import DistillationConfig
@@ -29,6 +30,7 @@ _SECTIONS = (
     "environment",
     "reward",
     "algorithm",
+    "control",
     "critic",
     "distillation",
     "optimizer",
@@ -54,6 +56,7 @@ class Config(TrainingConfig):
     environment: EnvironmentConfig = EnvironmentConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    control: ControlConfig = ControlConfig()
     critic: CriticConfig = CriticConfig()
     distillation: DistillationConfig = DistillationConfig()
     parallel: ParallelConfig = ParallelConfig()

@@ -4,8 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from coati_rl.algorithms.choices import TOKEN_FRACTIONS
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.config import Config
+from coati_rl.config.fields import shown
 from coati_rl.config.training import PluginName, TrainingConfig
 from coati_rl.plugins import is_plugin
 from coati_rl.types import Device
@@ -192,9 +194,7 @@ def _algorithm(config: Config) -> str:
         f"advantage {algorithm.advantage_estimator}{', whitened' if algorithm.whiten_advantages else ''}",
         algorithm.policy_loss if is_plugin(algorithm.policy_loss) else _clipping(algorithm),
         algorithm.loss_variation,
-        "no KL"
-        if algorithm.kl_place == "none"
-        else f"KL {algorithm.kl_coeff:g} {algorithm.kl_estimator} in the {algorithm.kl_place}",
+        _kl(config),
         f"old_logprobs of the {'trainer' if config.recomputes_old_logprobs else 'engine'}",
     ]
     distillation = config.distillation
@@ -208,7 +208,14 @@ def _algorithm(config: Config) -> str:
         parts.append(f"critic from {start}, gamma {critic.gamma:g}, lambda {trace}")
     if algorithm.off_policy_correction != "none":
         parts.append(f"{algorithm.off_policy_correction} {algorithm.off_policy_low:g}/{algorithm.off_policy_high:g}")
-    if algorithm.entropy_coeff:
+    if algorithm.off_policy_mask_threshold is not None:
+        parts.append(f"masked from {algorithm.off_policy_mask_threshold:g} nats")
+    if algorithm.token_selection != "all":
+        fraction = algorithm.token_fraction or TOKEN_FRACTIONS[algorithm.token_selection]
+        parts.append(f"{algorithm.token_selection} of {fraction:g}")
+    if config.control.entropy_target is not None:
+        parts.append(f"entropy bonus towards {config.control.entropy_target:g} nats")
+    elif algorithm.entropy_coeff:
         parts.append(f"entropy bonus {algorithm.entropy_coeff:g}")
     if algorithm.filter_range is not None:
         low, high = algorithm.filter_range
@@ -220,13 +227,28 @@ def _algorithm(config: Config) -> str:
     return f"{algorithm.algo} ({', '.join(parts)})"
 
 
+def _kl(config: Config) -> str:
+    algorithm, control = config.algorithm, config.control
+    if algorithm.kl_place == "none":
+        return "no KL"
+    weighed = " weighed by the ratio" if algorithm.kl_bias_correction else ""
+    adapted = f" towards {control.kl_target:g} nats" if control.kl_controller == "adaptive" else ""
+    moving = "" if control.reference_update is None else f", reference {control.reference_update}"
+    place = f"{algorithm.kl_estimator} in the {algorithm.kl_place}"
+    return f"KL {algorithm.kl_coeff:g}{adapted} {place}{weighed}{moving}"
+
+
 def _clipping(algorithm: AlgorithmConfig) -> str:
     if algorithm.policy_loss == "sapo":
         gate = f"{algorithm.sapo_temperature_pos:g}/{algorithm.sapo_temperature_neg:g}"
         return f"sapo {gate} per {algorithm.ratio_level}"
+    if algorithm.policy_loss == "vespo":
+        return f"vespo {shown(algorithm.vespo_positive)}/{shown(algorithm.vespo_negative)} per sample"
     low, high, dual = algorithm.clip_eps_low, algorithm.clip_eps_high, algorithm.clip_dual
     bounds = f"{low:g}/{high:g}" + ("" if dual is None else f"/{dual:g}")
-    return f"{algorithm.policy_loss} {bounds} per {algorithm.ratio_level}"
+    return (
+        f"{algorithm.policy_loss} {bounds} per {'sample' if algorithm.policy_loss == 'gmpo' else algorithm.ratio_level}"
+    )
 
 
 def resolve_dtype(config: TrainingConfig, device: Device) -> str:

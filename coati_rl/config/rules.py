@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 
 from coati_rl.config.algorithm_rules import algorithm_problems, needs_group
 from coati_rl.config.config import Config
+from coati_rl.config.control_rules import control_problems
 from coati_rl.config.critic_rules import critic_problems
 from coati_rl.config.distillation_rules import distillation_problems
 from coati_rl.config.engine_rules import engine_problems
@@ -46,6 +47,7 @@ def check(config: Config) -> None:
     ]
     problems += [*service_problems(config), *plugin_problems(config), *_lengths(config), *_sampling(config)]
     problems += [*prompt_problems(config), *distillation_problems(config), *critic_problems(config)]
+    problems += control_problems(config)
     problems += [*evaluation_problems(config), *source_problems(config), *environment_problems(config)]
     problems += engine_problems(config)
     problems += [*_of_tasks(config, known=problems), *_unknown_tasks(config)]

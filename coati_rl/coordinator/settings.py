@@ -127,7 +127,9 @@ def selection_settings(config: Config) -> SelectionSettings | None:
         config.parallel.compute_all_samples
         or algorithm.kl_coeff > 0
         or algorithm.entropy_coeff > 0
+        or config.control.entropy_target is not None
         or algorithm.whiten_advantages
+        or algorithm.token_selection != "all"  # compares tokens of all samples
         or is_plugin(algorithm.policy_loss)
         or config.distillation.teacher is not None
         or config.algorithm.has_critic

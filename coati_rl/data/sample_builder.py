@@ -160,7 +160,7 @@ def _advantages(group: RolloutGroup, rules: GroupRules, estimator: Estimator, sc
         if rules.turn_discount is not None:
             by_turn = turn_rewards(group, rewards, valid)
             return turn_advantages(by_turn, discount=rules.turn_discount, estimator=estimator)
-        return group_advantages(rewards, valid, estimator=estimator)
+        return group_advantages(rewards, valid, estimator=estimator, lengths=episode_tokens(group))
     except Exception as error:
         raise RunError(
             f"--advantage-estimator fails on prompt {group.prompt.uid} with rewards {rewards[valid].tolist()}: "

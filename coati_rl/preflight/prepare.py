@@ -14,6 +14,7 @@ from coati_rl.checkpoint.former_settings import with_former_settings
 from coati_rl.checkpoint.resume import ResumePoint, open_resume_point
 from coati_rl.config import Config
 from coati_rl.config.algorithm_rules import algorithm_warnings
+from coati_rl.config.control_rules import check_reference
 from coati_rl.config.distillation_rules import distillation_warnings
 from coati_rl.config.engine_rules import check_engines, check_width, engine_warnings
 from coati_rl.config.environment_rules import environment_warnings
@@ -207,6 +208,7 @@ def _with_model(
     check_layout(config, hf_config)
     uses: tuple[Use, ...] = ("trained",) if config.sampling.backend == "fake" else ("trained", "sampled")
     precision = resolve_precision(config, device)
+    check_reference(config, precision)
     hf_config, of_files = checked_model_config(directory, *uses, precision=precision, is_dry_run=is_dry_run)
     config, tokenizer, of_models = with_run_models(
         config,

@@ -54,12 +54,15 @@ def probe_outputs(config: TrainingConfig) -> None:
 def checkpoint_bytes(config: TrainingConfig, precision: str) -> int:
     """Estimate a checkpoint's size: weights, AdamW's two moments, and float32 masters of bfloat16 weights.
 
-    Of all trained models that are on this machine.
+    Of all models in it that are on this machine; a reference that moves has its weights alone.
     """
-    models = [config.model.model]
+    models, references = [config.model.model], list[str]()
     if isinstance(config, Config) and config.algorithm.has_critic:
         models.append(config.critic.critic_model or config.model.model)
-    return sum(map(_num_parameters, models)) * (_BYTES_BF16 if precision == "bf16" else _BYTES_FP32)
+    if isinstance(config, Config) and config.control.reference_moves is not None:
+        references.append(config.model.model)
+    of_trained, of_weights = (_BYTES_BF16, 2) if precision == "bf16" else (_BYTES_FP32, 4)
+    return sum(map(_num_parameters, models)) * of_trained + sum(map(_num_parameters, references)) * of_weights
 
 
 def _num_parameters(model: str) -> int:

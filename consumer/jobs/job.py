@@ -26,6 +26,7 @@ class Trainer:
     checkpoint_dir: Path
     timeline: Timeline
     on_step: Callable[[], None]  # called after every optimizer step
+    objective_state: Mapping[str, Any]  # of the checkpoint that the run goes on from; empty: none
 
     def loop_options(self, backend: "Backend") -> dict[str, Any]:
         """Return the arguments of `TrainLoop` that do not depend on the job."""

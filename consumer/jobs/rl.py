@@ -13,7 +13,7 @@ from coati_rl.protocols import Role, TrainerCoordinator
 from coati_rl.runtime.address import own_address
 from consumer.backend_config import ModelSource, frozen, trained
 from consumer.jobs.job import Trainer
-from consumer.objectives.run_objective import policy_gradient
+from consumer.objectives.run_objective import make_coefficients, policy_gradient
 from consumer.optim.learning_rate import learning_rate
 from consumer.train_loop import TrainLoop
 from consumer.train_step import TrainStep
@@ -29,12 +29,20 @@ def models(config: Config, directory: Path) -> dict[Role, ModelSource]:
     if config.algorithm.has_critic:
         found["value"] = trained(_critic_dir(config, directory), config.optimizer, head=_critic_head(config))
     if config.algorithm.kl_coeff > 0:
-        found["reference"] = frozen(Path(config.model.model))
+        found["reference"] = _reference(config, directory)
     if config.distillation.teacher is not None:
         found["teacher"] = frozen(Path(config.distillation.teacher))
     if "old" in policy_gradient(config.with_gap_correction()).roles:
         found["old"] = frozen(directory)
     return found
+
+
+def _reference(config: Config, directory: Path) -> ModelSource:
+    """Return the start model; one that moves is in the checkpoint, if that is of a run in which it did."""
+    if config.control.reference_moves is None:
+        return frozen(Path(config.model.model))
+    saved = role_directory(directory, "reference")
+    return ModelSource(directory=saved if saved.is_dir() else Path(config.model.model), is_saved=True)
 
 
 def _critic_dir(config: Config, directory: Path) -> Path:
@@ -60,6 +68,8 @@ def train_loop(
     from consumer.weight_sync.rank_role import publishing
 
     meter = make_mismatch_meter(backend, config, trainer.timeline)
+    coefficients = make_coefficients(config)
+    coefficients.restore(trainer.objective_state)
     plain, correcting = (
         TrainStep(
             backend,
@@ -68,7 +78,7 @@ def train_loop(
             learning_rate=learning_rate(config.optimizer),
             mismatch_meter=meter,
         )
-        for objective in (policy_gradient(config), policy_gradient(config.with_gap_correction()))
+        for objective in (policy_gradient(each, coefficients) for each in (config, config.with_gap_correction()))
     )
     publisher: Any = publishing(
         backend,

@@ -37,6 +37,10 @@ Precision = Literal["fp32", "bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
+# Log-probabilities, or a scalar head's values; entropies; the hidden states that predict the loss tokens.
+Output = Literal["scores", "entropy", "hidden"]
+
+
 class HeadWeights(NamedTuple):
     """Hold an LM head's weights, or this tensor-parallel rank's rows of them."""
 
@@ -56,7 +60,7 @@ class PolicyInput:
     loss_arrays: dict[str, Tensor] = field(default_factory=dict)
     choice: TokenChoice | None = None  # of the tokens that the loss counts; None: made by the loss
     loss_fn: "LossFn | None" = None  # None: log-probabilities only
-    returns_hidden: bool = False  # hidden states in place of log-probabilities
+    output: Output = "scores"  # without a loss
     teacher_head: HeadWeights | None = None  # on ranks with an LM head, for a `DistilledLoss`
 
 
@@ -66,7 +70,7 @@ def make_input(
     device: torch.device,
     trainer_version: int = -1,
     loss_fn: "LossFn | None" = None,
-    returns_hidden: bool = False,
+    output: Output = "scores",
     teacher_head: HeadWeights | None = None,
 ) -> PolicyInput:
     """Copy a micro-batch's arrays to the device; the other arguments are those of `PolicyInput`.
@@ -95,7 +99,7 @@ def make_input(
         | {"trainer_version": torch.full((), trainer_version, device=device)},
         choice=choice.to(device),
         loss_fn=loss_fn,
-        returns_hidden=returns_hidden,
+        output=output,
         teacher_head=teacher_head,
     )
 
@@ -103,7 +107,7 @@ def make_input(
 def policy_forward(
     model: PreTrainedModel, inputs: PolicyInput, *, tp_group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute log-probabilities (of a scalar head: values) or hidden states, or the loss if one is given.
+    """Compute log-probabilities (of a scalar head: values), entropies or hidden states, or the loss if one is given.
 
     Args:
         model: its LM head is sharded along the vocabulary if `tp_group` is given.
@@ -139,7 +143,7 @@ def loss_of_hidden(
     model: PreTrainedModel, hidden: Tensor, inputs: PolicyInput, *, tp_group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute what `policy_forward` returns from the last hidden states [R, L, H], without full logits."""
-    if inputs.returns_hidden:
+    if inputs.output == "hidden":
         rows = torch.arange(len(hidden), device=hidden.device)[:, None]
         return hidden[rows, inputs.loss_arrays["sources"]].float(), {}
     if not isinstance(inputs.loss_fn, DistilledLoss):
@@ -210,7 +214,7 @@ def _loss_of_tokens(
         choice=inputs.choice,
     )
     if loss_fn is None:
-        return logprobs, {}
+        return (entropy if inputs.output == "entropy" else logprobs), {}
     return loss_fn(logprobs, entropy, arrays)
 
 

@@ -4,6 +4,7 @@ Values are scored by the critic before its update, on the micro-batches of the p
 temperature divides them.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ class ActorCritic(PolicyGradient):
     @property
     def losses(self) -> Mapping[Role, LossFn]:
         """Return both losses."""
-        return {"policy": self.loss, "value": self.value_loss}
+        return {"policy": self.policy_loss, "value": self.value_loss}
 
     @property
     def scores(self) -> Mapping[str, Role]:
@@ -43,7 +44,10 @@ class ActorCritic(PolicyGradient):
         return float(step >= self.critic_warmup)
 
     def _with_advantages(self, micro_batch: MicroBatch) -> tuple[MicroBatch, dict[str, Tensor]]:
-        micro_batch, sums = self.token_returns(micro_batch)
+        returns = self.token_returns
+        if self.coefficients.kl_scale != 1:
+            returns = dataclasses.replace(returns, kl_coeff=returns.kl_coeff * self.coefficients.kl_scale)
+        micro_batch, sums = returns(micro_batch)
         if self.teacher_coeff is not None:
             micro_batch, terms = add_teacher_advantages(micro_batch, coeff=self.teacher_coeff)
             sums = sums | terms

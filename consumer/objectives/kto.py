@@ -15,6 +15,7 @@ from torch import Tensor
 from coati_rl.algorithms.kto import check_weights, kl_estimate, kto_terms
 from coati_rl.algorithms.preference import check_beta
 from coati_rl.algorithms.sequences import unit_sums
+from coati_rl.algorithms.token_selection import Reduce
 from coati_rl.batch import MicroBatch
 from coati_rl.config.jobs.kto import KtoJobConfig
 from coati_rl.protocols import Role
@@ -43,7 +44,6 @@ class Kto(SingleLoss):
     has_ref_logprobs: bool = False  # the samples hold them already: no reference model is needed
 
     unit = 2
-    needs_whole_step = True
 
     def __post_init__(self) -> None:
         check_beta(self.beta)
@@ -54,6 +54,19 @@ class Kto(SingleLoss):
         """Return the models for the KL estimate, and the reference for ref_logprobs unless the samples hold them."""
         reference: dict[str, Role] = {} if self.has_ref_logprobs else {"ref_logprobs": "reference"}
         return {"policy_logprobs": "policy", **reference}
+
+    @property
+    def needs_whole_step(self) -> bool:
+        """Return True: the KL estimate is of the step."""
+        return True
+
+    def with_whole_step(self, micro_batches: Sequence[MicroBatch], reduce: Reduce) -> Sequence[MicroBatch]:
+        """Fill in the KL estimate, and leave mismatched completions out of the loss."""
+        sums = reduce(self.step_sums(micro_batches))
+        if not sums:
+            return micro_batches  # no loss is computed here
+        kl = kl_estimate(sums["kl_sum"], sums["kl_samples"])
+        return [_with_estimate(micro_batch, kl) for micro_batch in micro_batches]
 
     def step_sums(self, micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
         """Sum the log-ratios of mismatched completions, and count those; empty on ranks without the LM head."""
@@ -69,15 +82,6 @@ class Kto(SingleLoss):
             "kl_sum": torch.tensor(total, dtype=torch.float64),
             "kl_samples": torch.tensor(count, dtype=torch.float64),
         }
-
-    def with_step_sums(self, micro_batch: MicroBatch, sums: Mapping[str, float]) -> MicroBatch:
-        """Fill in the KL estimate, and leave mismatched completions out of the loss."""
-        kl = kl_estimate(sums["kl_sum"], sums["kl_samples"])
-        arrays = micro_batch.loss_arrays
-        return micro_batch.with_arrays(
-            kl_estimate=np.full(arrays["loss_mask"].shape, kl, dtype=np.float32),
-            loss_mask=arrays["loss_mask"] & (arrays["label"] != MISMATCHED),
-        )
 
     def __call__(
         self, logprobs: Tensor, entropy: Tensor, micro_batch: dict[str, Tensor]
@@ -128,6 +132,14 @@ class Kto(SingleLoss):
             "examples_desirable": int(sums["num_chosen"]),
             "examples_undesirable": int(sums["num_rejected"]),
         }
+
+
+def _with_estimate(micro_batch: MicroBatch, kl: float) -> MicroBatch:
+    arrays = micro_batch.loss_arrays
+    return micro_batch.with_arrays(
+        kl_estimate=np.full(arrays["loss_mask"].shape, kl, dtype=np.float32),
+        loss_mask=arrays["loss_mask"] & (arrays["label"] != MISMATCHED),
+    )
 
 
 def of_job(config: KtoJobConfig, load_tokenizer: Callable[[], Any]) -> Kto:

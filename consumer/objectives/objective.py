@@ -6,9 +6,11 @@ the scores, accumulates the gradient of each trained model's loss, and reports `
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
+from coati_rl.algorithms.token_selection import Reduce
 from coati_rl.batch import MicroBatch
 from coati_rl.protocols import LossFn, Role
 
@@ -21,7 +23,11 @@ class Objective(ABC):
     unit: int = 1  # samples that packing keeps together in a micro-batch: 2 for preference pairs
     old_policy_period: int | None = None  # optimizer steps that one "old" policy serves; None: it is not scored
     updates_per_batch: int = 1  # optimizer steps on each batch
-    needs_whole_step: bool = False  # targets depend on sums over all mini-batches of the step
+
+    @property
+    def needs_whole_step(self) -> bool:
+        """Return True if targets depend on all mini-batches of a step; see `with_whole_step`."""
+        return False
 
     @property
     @abstractmethod
@@ -39,9 +45,14 @@ class Objective(ABC):
         return {}
 
     @property
+    def entropies(self) -> Mapping[str, Role]:
+        """Return, by the name of a loss array, the model that computes its entropies."""
+        return {}
+
+    @property
     def roles(self) -> frozenset[Role]:
         """Return the models that the trainer must hold: those that are trained, and those that score."""
-        return frozenset({*self.losses, *self.scores.values(), *self.hidden_states.values()})
+        return frozenset({*self.losses, *self.scores.values(), *self.entropies.values(), *self.hidden_states.values()})
 
     def rate_of(self, role: Role, step: int) -> float:
         """Return a trained model's learning rate as a multiple of the step's; 0: the model stands still."""
@@ -51,13 +62,30 @@ class Objective(ABC):
         """Fill the loss arrays that depend on scores; not called on ranks without the LM head."""
         return micro_batches, {}
 
-    def step_sums(self, micro_batches: Sequence[MicroBatch]) -> dict[str, Tensor]:
-        """Return a rank's sums that `with_step_sums` needs; they are reduced over ranks by name."""
+    def with_whole_step(self, micro_batches: Sequence[MicroBatch], reduce: Reduce) -> Sequence[MicroBatch]:
+        """Fill the loss arrays that depend on the global batch; called only if `needs_whole_step`.
+
+        Args:
+            micro_batches: all of this rank in the step.
+            reduce: adds sums up over ranks by name; returns none on ranks without the LM head.
+        """
+        return micro_batches
+
+    def end_step(self, sums: Mapping[str, float]) -> None:
+        """Adapt what follows the run's measurements to a step's sums over all ranks; not called without the LM head."""
+        return
+
+    def state(self) -> dict[str, Any]:
+        """Return what has been adapted, for a checkpoint, as JSON takes it."""
         return {}
 
-    def with_step_sums(self, micro_batch: MicroBatch, sums: Mapping[str, float]) -> MicroBatch:
-        """Fill the loss arrays that depend on sums over the global batch; called only if `needs_whole_step`."""
-        return micro_batch
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        return
+
+    def reference_mix(self, step: int) -> float:
+        """Return the share of the policy that the reference takes in after a step, counted from 0; 0: it stays."""
+        return 0.0
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:

@@ -70,7 +70,7 @@ REPLAYS = {
             has_reference=True,
             reward_kl_coeff=KL_COEFF,
             kl_estimator="k1",
-            needs_whole_step=True,
+            whitens=True,
         ),
         loss_variation="sample_level",  # by token, whitened advantages have a loss of 0
         advantage_estimator="reward",

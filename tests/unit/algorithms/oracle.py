@@ -70,6 +70,18 @@ def leave_one_out(rewards: Sequence[float]) -> list[float]:
     return [r - mean([*rewards[:i], *rewards[i + 1 :]]) for i, r in enumerate(rewards)]
 
 
+def max_rl(rewards: Sequence[float]) -> list[float]:
+    """(R_i - mean) / mean, with 1e-6. MaxRL, arXiv:2602.02710."""
+    middle = mean(rewards)
+    return [(r - middle) / (middle + 1e-6) if middle > 0 else 0.0 for r in rewards]
+
+
+def opo(rewards: Sequence[float], lengths: Sequence[int]) -> list[float]:
+    """R_i - sum_j T_j R_j / sum_j T_j. OPO, arXiv:2505.23585."""
+    baseline = math.fsum(n * r for n, r in zip(lengths, rewards, strict=True)) / sum(lengths)
+    return [r - baseline for r in rewards]
+
+
 def reward(rewards: Sequence[float]) -> list[float]:
     """A_i = R_i. REINFORCE++, arXiv:2501.03262."""
     return list(rewards)
@@ -146,6 +158,13 @@ def sapo_term(log_ratio: float, advantage: float, positive: float, negative: flo
     return -4 / tau * gate * advantage, -4 * gate * (1 - gate) * slope * advantage
 
 
+def vespo_weight(log_w: float, advantage: float, positive: Sequence[float], negative: Sequence[float]) -> float:
+    """phi(w) = w^k exp(lambda (1 - w)), k and lambda by the sign of A. VESPO, arXiv:2602.10693."""
+    k, rate = negative if advantage < 0 else positive
+    bounded = min(max(log_w, math.log(1e-8)), LARGEST_LOG_RATIO)
+    return math.exp(rate + k * bounded - rate * math.exp(bounded))
+
+
 # --- samples ---
 
 
@@ -162,6 +181,7 @@ def correction(sample: Sample, name: str, low: float, high: float) -> list[float
     """Weights of w = pi_old / pi_engine.
 
     tis: min(max(w, low), high), Yao et al. (2025); icepop: w inside the band, else 0, arXiv:2510.18855;
+    sequence_tis: tis of prod w, TRL's sequence_truncate;
     sequence_mask: 1 if (prod w)^(1 / T) lies in the band, else 0; sequence_mask_tis: w there, OpenRLHF.
     """
     gaps = [float(o - e) for o, e in zip(sample.old_logprobs, sample.rollout_logprobs, strict=True)]
@@ -170,6 +190,8 @@ def correction(sample: Sample, name: str, low: float, high: float) -> list[float
         return [min(max(w, low), high) for w in weights]
     if name == "icepop":
         return [w if low <= w <= high else 0.0 for w in weights]
+    if name == "sequence_tis":
+        return [min(max(exp_ratio(math.fsum(gaps))[0], low), high)] * len(gaps)
     if name.startswith("sequence_mask"):
         is_kept = low <= exp_ratio(mean(gaps))[0] <= high
         return [(w if name == "sequence_mask_tis" else 1.0) if is_kept else 0.0 for w in weights]
@@ -179,6 +201,8 @@ def correction(sample: Sample, name: str, low: float, high: float) -> list[float
 def policy_terms(sample: Sample, loss: PolicyLoss) -> tuple[list[float], Floats]:
     """The policy's term of each token, and [t, s] its derivative by log pi_s."""
     ratios, inner = log_ratios(sample, loss.ratio_level)
+    if loss.policy_loss == "gmpo":
+        return gmpo_terms(sample, loss, ratios)
     terms, derivative = [], np.zeros((sample.length, sample.length))
     for t, log_ratio in enumerate(ratios):
         advantage = float(sample.advantages[t])
@@ -186,6 +210,11 @@ def policy_terms(sample: Sample, loss: PolicyLoss) -> tuple[list[float], Floats]
             logprob = float(sample.logprobs[t])
             term, slope = cispo_term(logprob, log_ratio, advantage, loss.clip_low, loss.clip_high)
             derivative[t, t] = slope  # the ratio is only a weight
+        elif loss.policy_loss == "vespo":
+            bounded = math.fsum(min(max(r, -LARGEST_LOG_RATIO), LARGEST_LOG_RATIO) for r in ratios)
+            slope = -vespo_weight(bounded, advantage, loss.vespo_positive, loss.vespo_negative) * advantage
+            term = slope * float(sample.logprobs[t])
+            derivative[t, t] = slope
         elif loss.policy_loss == "sapo":
             term, slope = sapo_term(log_ratio, advantage, loss.sapo_positive, loss.sapo_negative)
             derivative[t] = slope * inner[t]
@@ -196,25 +225,49 @@ def policy_terms(sample: Sample, loss: PolicyLoss) -> tuple[list[float], Floats]
     return terms, derivative
 
 
+def gmpo_terms(sample: Sample, loss: PolicyLoss, log_ratios: Sequence[float]) -> tuple[list[float], Floats]:
+    """-A_t exp(mean_s of clipped log r_s), clipped above where A_s > 0 and below elsewhere. GMPO, arXiv:2507.20673."""
+    is_above = [float(a) > 0 for a in sample.advantages]
+    pairs = [*zip(log_ratios, is_above, strict=True)]
+    clipped = [min(r, loss.clip_high) if above else max(r, -loss.clip_low) for r, above in pairs]
+    moves = [r < loss.clip_high if above else r > -loss.clip_low for r, above in pairs]
+    ratio, slope = exp_ratio(mean(clipped))
+    terms = [-float(a) * ratio for a in sample.advantages]
+    return terms, np.outer(-sample.advantages * slope, np.array(moves, dtype=float) / len(moves))
+
+
+def is_masked(sample: Sample, loss: PolicyLoss) -> list[bool]:
+    """A token of negative advantage in a sample of which the mean of log pi_engine - log pi is above the threshold.
+
+    Off-policy sequence masking, arXiv:2512.02556 (DeepSeek-V3.2).
+    """
+    drift = mean([float(e - p) for e, p in zip(sample.rollout_logprobs, sample.logprobs, strict=True)])
+    is_far = loss.drift_threshold is not None and drift > loss.drift_threshold
+    return [is_far and float(a) < 0 for a in sample.advantages]
+
+
 def sample_loss(sample: Sample, loss: PolicyLoss) -> tuple[float, Floats, Floats]:
     """sum_t w_t (c_t policy_t + kl_coeff kl_t - entropy_coeff H_t), 0 if a ratio exceeds the threshold.
 
     Returns: (value, its gradient by log pi, its gradient by the entropies).
     """
     value, gradient, entropy_gradient = 0.0, np.zeros(sample.length), np.zeros(sample.length)
-    ratios, _ = log_ratios(sample, loss.ratio_level)
+    ratios, inner = log_ratios(sample, loss.ratio_level)
     if loss.skip_threshold is not None and max(exp_ratio(r)[0] for r in ratios) > loss.skip_threshold:
         return value, gradient, entropy_gradient
     terms, derivative = policy_terms(sample, loss)
+    kept = [0.0 if masked else 1.0 for masked in is_masked(sample, loss)]
     weights = correction(sample, loss.correction, loss.correction_low, loss.correction_high)
     for t in range(sample.length):
         w = float(sample.loss_weights[t])
         kl, kl_slope = 0.0, 0.0
         if loss.kl_coeff > 0:
             kl, kl_slope = kl_term(float(sample.logprobs[t]), float(sample.ref_logprobs[t]), loss.kl_estimator)
-        value += w * (weights[t] * terms[t] + loss.kl_coeff * kl - loss.entropy_coeff * float(sample.entropy[t]))
-        gradient += w * weights[t] * derivative[t]
-        gradient[t] += w * loss.kl_coeff * kl_slope
+        ratio, slope = exp_ratio(ratios[t]) if loss.kl_has_ratio else (1.0, 0.0)
+        policy = kept[t] * weights[t]
+        value += w * (policy * terms[t] + loss.kl_coeff * ratio * kl - loss.entropy_coeff * float(sample.entropy[t]))
+        gradient += w * (policy * derivative[t] + loss.kl_coeff * kl * slope * inner[t])
+        gradient[t] += w * loss.kl_coeff * ratio * kl_slope
         entropy_gradient[t] = -w * loss.entropy_coeff
     return value, gradient, entropy_gradient
 

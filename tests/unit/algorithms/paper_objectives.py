@@ -3,6 +3,7 @@
 One function an algorithm, which reads like its equation. The sign is that of a loss; L_MAX is the longest response.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -123,6 +124,88 @@ def sapo(groups: Sequence[Group]) -> float:
             tau = 1.0 if advantage > 0 else 1.05
             means.append(np.mean(4 / tau / (1 + np.exp(-tau * (response.ratio - 1))) * advantage))
     return -float(np.mean(means))
+
+
+def gmpo(groups: Sequence[Group]) -> float:
+    """arXiv:2507.20673: one ratio a response, the geometric mean of ratios that are clipped one by one, by e^0.4."""
+    terms = []
+    for group in groups:
+        for response, advantage in zip(group, normed(group), strict=True):
+            bounded = np.clip(response.ratio, math.exp(-0.4), math.exp(0.4))
+            one_sided = np.minimum if advantage > 0 else np.maximum
+            terms.append(np.prod(one_sided(response.ratio, bounded)) ** (1 / len(response)) * advantage)
+    return -float(np.mean(terms))
+
+
+def vespo(groups: Sequence[Group], *, sampled: Sequence[Group]) -> float:
+    """arXiv:2602.10693: log pi weighed by w^k exp(lambda (1 - w)), w the whole response's ratio, held by `sampled`."""
+    terms = []
+    for group, fixed in zip(groups, sampled, strict=True):
+        for response, weighed, advantage in zip(group, fixed, normed(group), strict=True):
+            w, (k, rate) = np.prod(weighed.ratio), (3.0, 2.0) if advantage < 0 else (2.0, 3.0)
+            terms.append(w**k * np.exp(rate * (1 - w)) * advantage * response.logprobs)
+    return -float(np.mean(np.concatenate(terms)))
+
+
+def luspo(groups: Sequence[Group]) -> float:
+    """arXiv:2602.05261: GSPO with the sum over a response's tokens, here divided by L_MAX."""
+    terms = []
+    for group in groups:
+        for response, advantage in zip(group, normed(group), strict=True):
+            s = np.prod(response.ratio) ** (1 / len(response))
+            terms.append(len(response) / L_MAX * surrogate(s, advantage, 3e-4, 4e-4))
+    return -float(np.mean(terms))
+
+
+def maxrl(groups: Sequence[Group]) -> float:
+    """arXiv:2602.02710: the reward less its mean, divided by the mean; groups without a positive mean teach nothing."""
+    terms = []
+    for group in groups:
+        middle = rewards_of(group).mean()
+        for response in group:
+            advantage = (response.reward - middle) / (middle + 1e-6) if middle > 0 else 0.0
+            terms.append(surrogate(response.ratio, advantage, 0.2, 0.2))
+    return -float(np.mean(np.concatenate(terms)))
+
+
+def opo(groups: Sequence[Group]) -> float:
+    """arXiv:2505.23585: the baseline of least variance, rewards weighed by lengths; a response's sum over L_MAX."""
+    sums = []
+    for group in groups:
+        baseline = sum(len(response) * response.reward for response in group) / sum(map(len, group))
+        for response in group:
+            sums.append(surrogate(response.ratio, response.reward - baseline, 0.2, 0.2).sum() / L_MAX)
+    return -float(np.mean(sums))
+
+
+def covariances(groups: Sequence[Group]) -> list[Floats]:
+    """arXiv:2505.22617: (log pi - mean) (A - mean) of each token, with means over all tokens, of the old policy."""
+    responses = [response for group in groups for response in group]
+    advantages = [np.full(len(r), a) for group in groups for r, a in zip(group, normed(group), strict=True)]
+    all_of_them, logprobs = np.concatenate(advantages), np.concatenate([r.old_logprobs for r in responses])
+    pairs = zip(advantages, responses, strict=True)
+    return [(a - all_of_them.mean()) * (r.old_logprobs - logprobs.mean()) for a, r in pairs]
+
+
+def clip_cov(groups: Sequence[Group]) -> float:
+    """arXiv:2505.22617: no term of a share of the tokens with a covariance in (1, 5), here of all of them."""
+    responses = [(r, a) for group in groups for r, a in zip(group, normed(group), strict=True)]
+    terms = []
+    for (response, advantage), covariance in zip(responses, covariances(groups), strict=True):
+        is_inside = (covariance > 1) & (covariance < 5)
+        terms.append(np.where(is_inside, 0.0, surrogate(response.ratio, advantage, 0.2, 0.2)))
+    return -float(np.mean(np.concatenate(terms)))
+
+
+def kl_cov(groups: Sequence[Group]) -> float:
+    """arXiv:2505.22617: no clip; |log ratio| on the token of largest covariance, to which the share comes here."""
+    responses = [(r, a) for group in groups for r, a in zip(group, normed(group), strict=True)]
+    found, terms = covariances(groups), []
+    largest = np.concatenate(found).max()
+    for (response, advantage), covariance in zip(responses, found, strict=True):
+        held = np.abs(np.log(response.ratio)) * (covariance == largest)
+        terms.append(response.ratio * advantage - held)
+    return -float(np.mean(np.concatenate(terms)))
 
 
 def rloo(groups: Sequence[Group]) -> float:

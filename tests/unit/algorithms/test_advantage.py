@@ -1,6 +1,7 @@
 """Test group advantages: literal groups checked by hand, any group against the oracle."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,12 +12,16 @@ from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, group_advantages
 from tests.unit.algorithms import oracle
 
 ESTIMATORS = tuple(ADVANTAGE_ESTIMATORS)
-COMPARISONS = ("group_norm", "group_mean", "leave_one_out")
+COMPARISONS = ("group_norm", "group_mean", "leave_one_out", "max_rl", "opo")
+LENGTHS = (3, 1, 7, 2, 5, 4, 9, 8, 6, 11)  # tokens of the samples of a group, which opo reads
 
 
-def advantages_of(rewards: list[float], name: str, valid: list[bool] | None = None) -> np.ndarray:
+def advantages_of(
+    rewards: list[float], name: str, valid: list[bool] | None = None, lengths: Sequence[int] = LENGTHS
+) -> np.ndarray:
     mask = np.ones(len(rewards), dtype=bool) if valid is None else np.array(valid)
-    return group_advantages(np.array(rewards), mask, estimator=ADVANTAGE_ESTIMATORS[name])
+    of_group = np.array(lengths[: len(rewards)])
+    return group_advantages(np.array(rewards), mask, estimator=ADVANTAGE_ESTIMATORS[name], lengths=of_group)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +33,9 @@ def advantages_of(rewards: list[float], name: str, valid: list[bool] | None = No
         # others' means: 7/3, 8/3, 3/3, 6/3
         ("leave_one_out", [1 - 7 / 3, 0 - 8 / 3, 5 - 1, 2 - 2]),
         ("reward", [1, 0, 5, 2]),
+        ("max_rl", np.array([-1, -2, 3, 0]) / (2 + 1e-6)),
+        # weighed by 3, 1, 7 and 2 tokens: (3 + 0 + 35 + 4) / 13
+        ("opo", np.array([1, 0, 5, 2]) - 42 / 13),
     ],
 )
 def test_value_of_the_rewards_1_0_5_2(name: str, expected: list[float]) -> None:
@@ -39,7 +47,9 @@ def test_value_of_the_rewards_1_0_5_2(name: str, expected: list[float]) -> None:
 @given(rewards=st.lists(st.floats(-1e3, 1e3) | st.sampled_from([0.0, 0.7, 1.0]), min_size=2, max_size=9))
 def test_value_of_any_group_is_the_formulas(name: str, rewards: list[float]) -> None:
     assume(max(rewards) - min(rewards) > 1e-9)  # all but equal: both are rounding errors of the deviation
-    expected = getattr(oracle, name)(rewards)
+    assume(name != "max_rl" or abs(np.mean(rewards)) > 1e-3)
+    more = (LENGTHS[: len(rewards)],) if name == "opo" else ()
+    expected = getattr(oracle, name)(rewards, *more)
     np.testing.assert_allclose(advantages_of(rewards, name), expected, rtol=1e-6, atol=1e-9)
 
 
@@ -49,7 +59,7 @@ def test_equal_rewards_have_no_advantage_even_where_their_mean_is_not_exact(
     name: str, reward: float, size: int
 ) -> None:
     assert advantages_of([reward] * size, name).tolist() == [0.0] * size
-    single = np.full(size, reward, dtype=np.float32)
+    single = np.full(size, reward, dtype=np.float32)  # compared before an estimator is called
     found = group_advantages(single, np.ones(size, dtype=bool), estimator=ADVANTAGE_ESTIMATORS[name])
     assert found.dtype == np.float64
     assert found.tolist() == [0.0] * size
@@ -75,17 +85,24 @@ def test_without_a_group_a_single_reward_and_equal_ones_stay_what_they_are() -> 
 @pytest.mark.parametrize("hidden", [1e6, math.nan, math.inf])
 def test_mask_an_invalid_sample_gets_nothing_and_is_left_out_of_the_statistics(name: str, hidden: float) -> None:
     found = advantages_of([1.0, hidden, 0.0, hidden, 3.0], name, [True, False, True, False, True])
-    expected = advantages_of([1.0, 0.0, 3.0], name)
+    expected = advantages_of([1.0, 0.0, 3.0], name, lengths=(LENGTHS[0], LENGTHS[2], LENGTHS[4]))
     assert found[[0, 2, 4]].tolist() == expected.tolist()
     assert found[[1, 3]].tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("name", COMPARISONS)
+@pytest.mark.parametrize("name", [name for name in COMPARISONS if name != "opo"])
 def test_advantages_of_a_group_sum_to_zero_and_do_not_depend_on_its_order(name: str) -> None:
     rewards = [0.3, 1.0, 0.0, 0.7, 1.0]
     found = advantages_of(rewards, name)
     assert found.sum() == pytest.approx(0, abs=1e-14)
     np.testing.assert_allclose(advantages_of(rewards[::-1], name), found[::-1], rtol=1e-13)
+
+
+def test_advantages_by_length_sum_to_zero_over_tokens_and_need_lengths() -> None:
+    found = advantages_of([0.3, 1.0, 0.0, 0.7, 1.0], "opo")
+    assert (found * LENGTHS[:5]).sum() == pytest.approx(0, abs=1e-13)
+    with pytest.raises(ValueError, match="opo weighs rewards by the samples' lengths, which are not given"):
+        group_advantages(np.array([0.0, 1.0]), np.ones(2, dtype=bool), estimator=ADVANTAGE_ESTIMATORS["opo"])
 
 
 def test_split_groups_do_not_see_each_other() -> None:

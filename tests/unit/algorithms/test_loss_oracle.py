@@ -1,5 +1,6 @@
 """Test any loss on any batch against the oracle: value, both gradients, zero on padding, the report."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,11 +9,22 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from coati_rl.algorithms.choices import LOSSES_OF_SEQUENCES, POLICY_LOSSES
 from coati_rl.algorithms.loss import PolicyLoss
 from tests.unit.algorithms.batches import LEAVES, any_samples, evaluate, lay_out, numbers, random_samples
-from tests.unit.algorithms.oracle import VERSION, Sample, correction, exp_ratio, kl_term, log_ratios, sample_loss
+from tests.unit.algorithms.oracle import (
+    VERSION,
+    Sample,
+    correction,
+    exp_ratio,
+    is_masked,
+    kl_term,
+    log_ratios,
+    sample_loss,
+)
 
 BOUNDS = {"none": (0.0, 1.0), "tis": (0.0, 2.0), "icepop": (0.5, 5.0)} | {
+    "sequence_tis": (0.0, 2.0),
     "sequence_mask": (0.4, 2.1),
     "sequence_mask_tis": (0.4, 2.1),
 }
@@ -20,35 +32,45 @@ BOUNDS = {"none": (0.0, 1.0), "tis": (0.0, 2.0), "icepop": (0.5, 5.0)} | {
 
 @st.composite
 def any_loss(draw: st.DrawFn) -> PolicyLoss:
-    policy_loss = draw(st.sampled_from(("clip", "cispo", "sapo")))
+    policy_loss = draw(st.sampled_from(POLICY_LOSSES))
+    levels = ("token",) if policy_loss in LOSSES_OF_SEQUENCES else ("token", "sequence")
     name = draw(st.sampled_from(tuple(BOUNDS)))
     low, high = BOUNDS[name]
     if name == "tis":
         low = draw(st.sampled_from((0.0, 0.5)))
     return PolicyLoss(
         policy_loss=policy_loss,
-        ratio_level=draw(st.sampled_from(("token", "sequence"))),
+        ratio_level=draw(st.sampled_from(levels)),
         clip_low=draw(st.sampled_from((3e-4, 0.2, 1.0))),
         clip_high=draw(st.sampled_from((4e-4, 0.28, 4.0))),
         clip_dual=draw(st.sampled_from((None, 6.0))) if policy_loss == "clip" else None,
         kl_coeff=draw(st.sampled_from((0.0, 0.3))),
         kl_estimator=draw(st.sampled_from(("k1", "k2", "k3"))),
+        kl_has_ratio=draw(st.booleans()),
         entropy_coeff=draw(st.sampled_from((0.0, 0.2))),
         correction=name,
         correction_low=low,
         correction_high=high,
         skip_threshold=draw(st.sampled_from((None, 5.0))),
+        drift_threshold=draw(st.sampled_from((None, 0.3))),
     )
 
 
 def is_on_an_edge(sample: Sample, loss: PolicyLoss) -> bool:
     """A ratio so close to a bound that rounding decides on which side of it the token is."""
     bounds = [loss.clip_dual, loss.skip_threshold, 1 - loss.clip_low, 1 + loss.clip_high, math.exp(20)]
-    ratios = [exp_ratio(r)[0] for r in log_ratios(sample, loss.ratio_level)[0]]
+    logs = log_ratios(sample, loss.ratio_level)[0]
+    ratios = [exp_ratio(r)[0] for r in logs]
     gaps = sample.old_logprobs - sample.rollout_logprobs
-    weights = [exp_ratio(float(gap))[0] for gap in (*gaps, gaps.mean())]
+    weights = [exp_ratio(float(gap))[0] for gap in (*gaps, gaps.mean(), gaps.sum())]
     pairs = [(r, bound) for r in ratios for bound in bounds if bound is not None]
     pairs += [(w, bound) for w in weights for bound in (loss.correction_low, loss.correction_high)]
+    if loss.policy_loss == "gmpo":
+        pairs += [
+            (math.exp(log_ratio), math.exp(bound)) for log_ratio in logs for bound in (-loss.clip_low, loss.clip_high)
+        ]
+    if loss.drift_threshold is not None:
+        pairs.append((float((sample.rollout_logprobs - sample.logprobs).mean()), loss.drift_threshold))
     return any(abs(value - bound) < 1e-9 * bound for value, bound in pairs)
 
 
@@ -76,8 +98,12 @@ def report_of(samples: list[Sample], loss: PolicyLoss) -> dict[str, float]:
     report |= {"kl_sum": 0.0} if loss.kl_coeff > 0 else {}
     report |= {"skipped_samples": 0.0} if loss.skip_threshold is not None else {}
     report |= {"correction_sum": 0.0, "correction_dropped": 0.0} if loss.correction != "none" else {}
+    report |= {"drifted_tokens": 0.0} if loss.drift_threshold is not None else {}
     for sample in samples:
-        ratios = [exp_ratio(r)[0] for r in log_ratios(sample, loss.ratio_level)[0]]
+        logs = log_ratios(sample, loss.ratio_level)[0]
+        ratios = [exp_ratio(r)[0] for r in logs]
+        if loss.drift_threshold is not None:
+            report["drifted_tokens"] += sum(is_masked(sample, loss))
         weights = correction(sample, loss.correction, loss.correction_low, loss.correction_high)
         if loss.skip_threshold is not None:
             report["skipped_samples"] += max(ratios) > loss.skip_threshold
@@ -89,6 +115,9 @@ def report_of(samples: list[Sample], loss: PolicyLoss) -> dict[str, float]:
             is_low, is_high = ratio < 1 - loss.clip_low, ratio > 1 + loss.clip_high
             if loss.policy_loss == "cispo":
                 report["clip_sum"] += is_low or is_high
+            elif loss.policy_loss == "gmpo":
+                is_above, is_below = logs[t] > loss.clip_high, logs[t] < -loss.clip_low
+                report["clip_sum"] += is_above if at["advantages"] > 0 else at["advantages"] < 0 and is_below
             elif loss.policy_loss == "clip":
                 is_dual = loss.clip_dual is not None and ratio > loss.clip_dual
                 report["clip_sum"] += is_high if at["advantages"] > 0 else at["advantages"] < 0 and (is_low or is_dual)
@@ -119,8 +148,13 @@ def test_the_report_holds_what_its_docstring_says_and_its_keys_depend_on_the_set
     assert numbers(sums) == pytest.approx(report_of(samples, loss) | {"loss_sum": value}, rel=1e-9, abs=1e-9)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("policy_loss", ["clip", "cispo", "sapo"])
+@pytest.mark.parametrize(
+    ("policy_loss", "level"),
+    [
+        *itertools.product(("clip", "cispo", "sapo"), ("token", "sequence")),
+        *((policy_loss, "token") for policy_loss in LOSSES_OF_SEQUENCES),
+    ],
+)
 def test_in_float32_value_and_gradient_stay_within_rounding(policy_loss: str, level: str) -> None:
     loss = PolicyLoss(
         policy_loss=policy_loss, ratio_level=level, kl_coeff=0.1, entropy_coeff=0.1, correction="tis", clip_high=0.28
@@ -138,9 +172,11 @@ def test_in_float32_value_and_gradient_stay_within_rounding(policy_loss: str, le
 @given(st.integers(0, 10_000), any_loss())
 def test_the_oracles_gradient_is_the_difference_quotient_of_its_value(seed: int, loss: PolicyLoss) -> None:
     sample, step = random_samples((3,), seed=seed)[0], 1e-6
-    assume(loss.policy_loss != "cispo")  # the weight of cispo is no part of its gradient, but of a quotient of values
+    assume(loss.policy_loss not in ("cispo", "vespo"))  # their weight is no part of the gradient, but of a quotient
+    assume(loss.drift_threshold is None)
     bounds = [math.log(b) for b in (1 - loss.clip_low, 1 + loss.clip_high, loss.clip_dual, loss.skip_threshold) if b]
     ratios = log_ratios(sample, loss.ratio_level)[0]
+    bounds += [-loss.clip_low, loss.clip_high] if loss.policy_loss == "gmpo" else []
     assume(all(abs(r - bound) > 1e-4 for r in ratios for bound in bounds))
     _, gradient, entropy_gradient = sample_loss(sample, loss)
     for name, wanted in (("logprobs", gradient), ("entropy", entropy_gradient)):

@@ -18,6 +18,7 @@ from coati_rl.batch import MicroBatch
 from coati_rl.build import build_loss, load_estimator
 from coati_rl.config import Config
 from coati_rl.config.presets import PRESETS
+from consumer.objectives.run_objective import policy_gradient
 from tests.unit.algorithms import paper_objectives as papers
 from tests.unit.algorithms.batches import evaluate, lay_out, numbers, to_micro_batch
 from tests.unit.algorithms.oracle import VERSION, Sample
@@ -25,16 +26,26 @@ from tests.unit.algorithms.paper_objectives import L_MAX, Group, Response
 
 OBJECTIVES: dict[str, Callable[[Sequence[Group]], float]] = {
     "CISPO": papers.cispo,
+    "CLIP_COV": papers.clip_cov,
     "DAPO": papers.dapo,
     "DR_GRPO": papers.dr_grpo,
+    "GMPO": papers.gmpo,
     "GRPO": papers.grpo,
     "GSPO": papers.gspo,
+    "KL_COV": papers.kl_cov,
+    "LUSPO": papers.luspo,
+    "MAXRL": papers.maxrl,
+    "OPO": papers.opo,
     "REINFORCE_PP": papers.reinforce_pp,
     "REINFORCE_PPB": papers.reinforce_ppb,
     "REINFORCE_PP_BASELINE": papers.reinforce_pp_baseline,
     "RLOO": papers.rloo,
     "SAPO": papers.sapo,
+    "VESPO": papers.vespo,
 }
+OF_RESPONSES = ("GSPO", "LUSPO")  # with narrow bounds
+WITH_FIXED_WEIGHTS = ("CISPO", "VESPO")
+WITHOUT_CLIP = ("KL_COV", "SAPO", "VESPO")
 GROUPS = [  # (reward, tokens) of each response
     [(1.0, 3), (0.0, 1), (1.0, 8), (0.0, 7)],
     [(0.7, 2), (0.7, 4), (0.7, 1), (0.7, 5)],  # nothing to learn from, in a group
@@ -45,14 +56,14 @@ GROUPS = [  # (reward, tokens) of each response
 def make_groups(algo: str) -> list[list[Response]]:
     """Old policies at distances that the algorithm clips sometimes; float32 numbers, as a run has them."""
     rng = np.random.default_rng(4)
-    spread = 6e-4 if algo == "GSPO" else 1.0 if algo == "CISPO" else 0.3
+    spread = 6e-4 if algo in OF_RESPONSES else 1.0 if algo == "CISPO" else 0.3
     specs = [GROUPS[0], GROUPS[2]] if algo == "DAPO" else GROUPS  # dynamic sampling replaces a group of equals
     groups = []
     for spec in specs:
         groups.append([])
         for reward, length in spec:
             logprobs = -rng.uniform(0.1, 3, length)
-            shared = rng.normal() if algo == "GSPO" else 0.0  # of all tokens: a mean over them must get somewhere
+            shared = rng.normal() if algo in OF_RESPONSES else 0.0  # of all tokens: a mean over them must get somewhere
             old = logprobs + spread * (shared + rng.normal(size=length))
             ref = logprobs + 0.3 * rng.normal(size=length)
             arrays = (values.astype(np.float32).astype(np.float64) for values in (logprobs, old, ref))
@@ -77,7 +88,8 @@ def make_samples(config: Config, groups: Sequence[Group]) -> list[Sample]:
     samples = []
     for group in groups:
         estimator = load_estimator(config.algorithm.advantage_estimator)
-        advantages = group_advantages(rewards_of(config, group), np.ones(len(group), bool), estimator=estimator)
+        are_valid, lengths = np.ones(len(group), bool), np.array([len(response) for response in group])
+        advantages = group_advantages(rewards_of(config, group), are_valid, estimator=estimator, lengths=lengths)
         for response, advantage in zip(group, advantages, strict=True):
             length = len(response)
             weight = token_weight(length, config.algorithm.loss_variation, max_length=config.sampling.max_new_tokens)
@@ -106,7 +118,8 @@ def score(config: Config, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
         for micro_batch in micro_batches:  # each on a rank of its own
             report = merge_sums(report, advantage_sums([micro_batch]))
         micro_batches = [whiten(micro_batch, numbers(report)) for micro_batch in micro_batches]
-    return micro_batches
+    selection = policy_gradient(config).selection
+    return micro_batches if selection is None else selection(micro_batches, numbers)
 
 
 def loss_and_gradient(
@@ -120,7 +133,8 @@ def loss_and_gradient(
     scale = loss_scale(len(samples), sum(sample.length for sample in samples), config.algorithm.loss_variation)
     loss, total, report, found = build_loss(config.algorithm), 0.0, {}, []
     for batch, micro_batch in zip(batches, micro_batches, strict=True):
-        arrays = {**batch.arrays, "advantages": torch.tensor(micro_batch.loss_arrays["advantages"])}
+        changed = {"advantages", "left_out", "held"} & micro_batch.loss_arrays.keys()
+        arrays = {**batch.arrays, **{name: torch.tensor(micro_batch.loss_arrays[name]) for name in changed}}
         value, sums, gradients = evaluate(loss, arrays)
         total += value
         report = merge_sums(report, sums)
@@ -154,13 +168,14 @@ def test_every_preset_has_a_paper_here() -> None:
 @pytest.mark.parametrize("cuts", [[], [1, 2, 5]], ids=["together", "split"])
 @pytest.mark.parametrize("algo", OBJECTIVES)
 def test_value_and_gradient_from_rewards_to_the_scalar_are_the_papers(algo: str, cuts: list[int]) -> None:
-    config = Config(algo=algo, max_new_tokens=L_MAX)
+    everything = {"token_fraction": 1.0} if algo == "CLIP_COV" else {}  # the preset's share is below a token here
+    config = Config(algo=algo, max_new_tokens=L_MAX, **everything)
     groups = make_groups(algo)
-    objective = partial(papers.cispo, sampled=groups) if algo == "CISPO" else OBJECTIVES[algo]
+    objective = partial(OBJECTIVES[algo], sampled=groups) if algo in WITH_FIXED_WEIGHTS else OBJECTIVES[algo]
     value, gradients, report = loss_and_gradient(config, groups, cuts=cuts)
     assert value == pytest.approx(objective(groups), rel=2e-5, abs=1e-7)  # terms of size 1 cancel to 1e-5 under GSPO
     largest = max(np.abs(gradient).max() for gradient in gradients)
     for got, wanted in zip(gradients, quotients(objective, groups), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=1e-5 * largest)
-    if algo != "SAPO":
+    if algo not in WITHOUT_CLIP:
         assert 0 < report["clip_sum"] < report["num_tokens"]  # the batch shows both sides of the clip

@@ -66,8 +66,8 @@ def evaluate_kto(
     numbers = [number for label in labels for number in (float(label), MISMATCHED)]
     parts = micro_batches_of(samples_of(completions, label=numbers), **limits)
     parts = [part.with_arrays(policy_logprobs=part.loss_arrays["logprobs"]) for part in parts]
-    sums = {name: total.item() for name, total in objective.step_sums(parts).items()}
-    return evaluate(objective.losses["policy"], [objective.with_step_sums(part, sums) for part in parts])
+    done = objective.with_whole_step(parts, lambda sums: {name: total.item() for name, total in sums.items()})
+    return evaluate(objective.losses["policy"], list(done))
 
 
 def tensors_of(micro_batch: MicroBatch) -> dict[str, Tensor]:

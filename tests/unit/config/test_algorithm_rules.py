@@ -31,7 +31,7 @@ def test_presets_have_neither_problems_nor_warnings(algo):
 REFUSALS = [
     (
         "--advantage-estimator vtrace",
-        "--advantage-estimator vtrace: unknown; use group_norm, group_mean, leave_one_out, reward, gdpo, gae, or FI",
+        "--advantage-estimator vtrace: unknown; use group_norm, group_mean, leave_one_out, reward, max_rl, opo, ",
         ["--advantage-estimator reward"],
     ),
     (
@@ -61,7 +61,7 @@ REFUSALS = [
     ),
     (
         "--policy-loss ppo",
-        "--policy-loss ppo: unknown; use clip, cispo, sapo, or FILE.py:FUNCTION",
+        "--policy-loss ppo: unknown; use clip, cispo, sapo, gmpo, vespo, or FILE.py:FUNCTION",
         ["--policy-loss clip", "--policy-loss cispo"],
     ),
     (

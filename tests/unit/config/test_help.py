@@ -24,7 +24,17 @@ def flags_in(text):
 def test_model_and_data_come_first_and_the_groups_are_the_sections_in_order(capsys):
     text = printed(capsys, "--help")
     titles = re.findall(r"^(\S.*):$", text, flags=re.MULTILINE)
-    sections = ["sampling", "environment", "reward", "algorithm", "critic", "distillation", "optimizer", "parallel"]
+    sections = [
+        "sampling",
+        "environment",
+        "reward",
+        "algorithm",
+        "control",
+        "critic",
+        "distillation",
+        "optimizer",
+        "parallel",
+    ]
     sections += ["cluster", "sync", "run"]
     assert titles == ["model and data", *sections, "general"]
     assert flags_in(text)[:2] == ["-m", "-d"]

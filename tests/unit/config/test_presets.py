@@ -1,4 +1,4 @@
-"""Test --algo: the values of the nine presets, precedence, derived values, and a user's own preset."""
+"""Test --algo: the values of the presets, precedence, derived values, and a user's own preset."""
 
 from pathlib import Path
 
@@ -14,16 +14,23 @@ from coati_rl.errors import ConfigError
 
 NAMES = (
     "CISPO",
+    "CLIP_COV",
     "DAPO",
     "DR_GRPO",
+    "GMPO",
     "GRPO",
     "GSPO",
+    "KL_COV",
+    "LUSPO",
+    "MAXRL",
+    "OPO",
     "PPO",
     "REINFORCE_PP",
     "REINFORCE_PPB",
     "REINFORCE_PP_BASELINE",
     "RLOO",
     "SAPO",
+    "VESPO",
 )
 # estimator, whitened, term, ratio, bounds, aggregation, KL's weight, place and estimator
 PARTS = {
@@ -37,6 +44,13 @@ PARTS = {
     "REINFORCE_PPB": ("group_mean", True, "clip", "token", (0.2, 0.2), "sample_level", 0.01, "reward", "k1"),
     "REINFORCE_PP_BASELINE": ("group_mean", True, "clip", "token", (0.2, 0.2), "token_level", 0.01, "loss", "k2"),
     "SAPO": ("group_norm", False, "sapo", "token", (0.2, 0.2), "sample_level", 0.0, "none", None),
+    "CLIP_COV": ("group_norm", False, "clip", "token", (0.2, 0.2), "token_level", 0.0, "none", None),
+    "GMPO": ("group_norm", False, "gmpo", "token", (0.4, 0.4), "sample_level", 0.0, "none", None),
+    "KL_COV": ("group_norm", False, "clip", "token", (1.0, 1e6), "token_level", 0.0, "none", None),
+    "LUSPO": ("group_norm", False, "clip", "sequence", (3e-4, 4e-4), "constant", 0.0, "none", None),
+    "MAXRL": ("max_rl", False, "clip", "token", (0.2, 0.2), "token_level", 0.0, "none", None),
+    "OPO": ("opo", False, "clip", "token", (0.2, 0.2), "constant", 0.0, "none", None),
+    "VESPO": ("group_norm", False, "vespo", "token", (0.2, 0.2), "token_level", 0.0, "none", None),
     "RLOO": ("leave_one_out", False, "clip", "token", (0.2, 0.2), "constant", 0.01, "reward", "k1"),
 }
 
@@ -57,7 +71,7 @@ def write(directory: Path, text: str, name: str = "mine.yaml") -> Path:
     return path
 
 
-def test_there_are_eleven_presets_by_their_papers_names():
+def test_there_are_eighteen_presets_by_their_papers_names():
     assert tuple(sorted(PRESETS)) == tuple(sorted(NAMES))
 
 
@@ -106,6 +120,11 @@ def test_a_preset_names_its_paper_and_sets_settings_of_an_algorithm_alone(name):
         ("-kl 0.13", "kl_coeff", 0.13),
         ("-kl 0.13 --kl-place reward", "kl_coeff", 0.0),
         ("--kl-estimator k2", "kl_estimator", "k2"),
+        ("--kl-bias-correction", "kl_has_ratio", True),
+        ("--off-policy-mask-threshold 0.5", "drift_threshold", 0.5),
+        ("--policy-loss vespo --vespo-positive 1,2", "vespo_positive", (1.0, 2.0)),
+        ("--policy-loss vespo --vespo-negative 1,2", "vespo_negative", (1.0, 2.0)),
+        ("--token-selection kl_cov --kl-cov-coeff 2", "hold_coeff", 2.0),
         ("--entropy-coeff 0.14", "entropy_coeff", 0.14),
         ("--off-policy-correction icepop", "correction", "icepop"),
         ("--off-policy-correction icepop --off-policy-low 0.15", "correction_low", 0.15),
@@ -218,7 +237,7 @@ def test_an_empty_file_is_grpo(tmp_path):
 @pytest.mark.parametrize("name", ["SFT", "VPG", "grpo2", "dapo.json"])
 def test_an_unknown_name_is_refused_with_the_known_ones(name):
     message = refusal(f"-a {name}")
-    assert message.startswith(f"--algo {name!r}: unknown; use CISPO, DAPO, DR_GRPO, GRPO, GSPO")
+    assert message.startswith(f"--algo {name!r}: unknown; use CISPO, CLIP_COV, DAPO, DR_GRPO, GMPO, ")
     assert message.endswith("or a FILE.yaml of your own")
 
 

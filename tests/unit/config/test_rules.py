@@ -101,7 +101,7 @@ def test_sizes_beyond_counting_are_refused_at_once():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("-a SFT", "--algo 'SFT': unknown; use CISPO, DAPO, DR_GRPO, GRPO, GSPO, "),
+        ("-a SFT", "--algo 'SFT': unknown; use CISPO, CLIP_COV, DAPO, "),
         (
             "-rt tags",
             "--reward-type 'tags': unknown reward 'tags'; use think_answer_tags, boxed, code, reasoning_gym, FILE.py:",

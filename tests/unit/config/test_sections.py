@@ -11,7 +11,7 @@ from coati_rl.config.sampling import SamplingConfig
 from coati_rl.errors import ConfigError
 
 SECTIONS = [
-    "model", "data", "sampling", "environment", "reward", "algorithm", "critic", "distillation", "optimizer",
+    "model", "data", "sampling", "environment", "reward", "algorithm", "control", "critic", "distillation", "optimizer",
     "parallel", "cluster", "sync", "run",
 ]  # fmt: skip
 

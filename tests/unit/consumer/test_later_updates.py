@@ -73,7 +73,7 @@ def test_a_later_update_has_the_scale_of_its_batch_and_the_rate_of_its_own_step(
 
 def test_later_updates_have_the_advantages_of_the_first_and_report_what_they_came_from() -> None:
     backend = Backend()
-    settings = {"has_reference": True, "reward_kl_coeff": 0.1, "kl_estimator": "k1", "needs_whole_step": True}
+    settings = {"has_reference": True, "reward_kl_coeff": 0.1, "kl_estimator": "k1", "whitens": True}
     train_step = step_of(backend, updates_per_batch=2, **settings)
     train_step.run(batch(advantage=3.0, is_last=False))
     first = train_step.run(batch(advantage=1.0))

@@ -47,7 +47,7 @@ class Backend:
     def __init__(self):
         self.saved = []
 
-    def save(self, directory, *, state, files):
+    def save(self, directory, *, state, files, objective):
         self.saved.append((directory.name, state, files))
 
 
@@ -70,7 +70,9 @@ def run(tmp_path):
 
     def run(*items, reports=None, backend=None):
         reports, backend = reports or Reports(), backend or Backend()
-        step = SimpleNamespace(run=lambda batch: {"loss": batch.step / 2} if batch.is_last else None)
+        step = SimpleNamespace(
+            run=lambda batch: {"loss": batch.step / 2} if batch.is_last else None, objective_state=dict
+        )
         loop = TrainLoop(0, Script(*items), reports, backend, lambda _: step, is_reporter=True, checkpoint_dir=tmp_path)
         return loop.run(), reports.heard, backend.saved
 
@@ -88,7 +90,7 @@ def test_a_run_without_producers_trains_saves_and_ends(run, tmp_path):
 
 def test_a_step_takes_the_time_since_the_last_one_with_all_that_was_done_in_between(run):
     class SlowDisk(Backend):
-        def save(self, directory, *, state, files):
+        def save(self, directory, *, state, files, objective):
             time.sleep(0.03)
 
     reports, began = Reports(), time.perf_counter()

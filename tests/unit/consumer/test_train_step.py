@@ -153,7 +153,7 @@ def test_kl_in_the_reward_is_of_the_recomputed_old_policy_where_there_is_one() -
 
 def test_whitening_waits_for_the_last_mini_batch_and_is_over_all_tokens_of_the_step() -> None:
     backend = ScriptedBackend()
-    train_step = step_of(backend, needs_whole_step=True)
+    train_step = step_of(backend, whitens=True)
     assert train_step.run(batch(advantage=3.0, is_last=False)) is None
     assert backend.calls == []
     assert train_step.run(batch(advantage=1.0)) is not None
@@ -163,7 +163,7 @@ def test_whitening_waits_for_the_last_mini_batch_and_is_over_all_tokens_of_the_s
 
 def test_whitened_advantages_that_are_all_equal_are_exactly_zero() -> None:
     backend = ScriptedBackend()
-    train_step = step_of(backend, needs_whole_step=True)
+    train_step = step_of(backend, whitens=True)
     train_step.run(batch(advantage=0.7, is_last=False))
     train_step.run(batch(advantage=0.7))
     assert seen(backend, "advantages") == [[0.0] * 3] * 2
@@ -171,7 +171,7 @@ def test_whitened_advantages_that_are_all_equal_are_exactly_zero() -> None:
 
 def test_a_rank_without_the_lm_head_takes_part_in_everything_and_changes_nothing() -> None:
     backend = ScriptedBackend(has_head=False)
-    settings = {"has_reference": True, "reward_kl_coeff": 0.1, "old_policy_period": 2, "needs_whole_step": True}
+    settings = {"has_reference": True, "reward_kl_coeff": 0.1, "old_policy_period": 2, "whitens": True}
     metrics = step_of(backend, **settings).run(batch())
     assert backend.calls == ["keep", "score old", "score reference", "train"]
     assert seen(backend, "advantages") == [[1.0] * 3]
@@ -185,7 +185,7 @@ def test_a_step_without_samples_has_metrics_without_means() -> None:
             return {name: value * 0 for name, value in super().forward_backward(mini_batch, loss_fn, role).items()}
 
     empty = replace(batch(), micro_batches=(), loss_scale=0.0)
-    metrics = step_of(Empty(), needs_whole_step=True).run(empty)
+    metrics = step_of(Empty(), whitens=True).run(empty)
     assert metrics["loss"] is None and metrics["entropy_mean"] is None and metrics["logprob_gap_max"] is None
 
 
@@ -211,4 +211,7 @@ def test_settings_follow_from_the_config(flags: dict[str, Any], expected: dict[s
     config = Config(**sizes, train_minibatch_size=4, inference_microbatch_size=8, **flags)
     objective = policy_gradient(config)
     whitens = flags.get("algo") == "REINFORCE_PP"
-    assert objective == PolicyGradient(loss=objective.losses["policy"], **expected, needs_whole_step=whitens)
+    coeff = config.algorithm.kl_coeff
+    assert objective == PolicyGradient(
+        loss=objective.losses["policy"], **expected, whitens=whitens, first_kl_coeff=coeff
+    )

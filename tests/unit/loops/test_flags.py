@@ -55,6 +55,8 @@ UNLIKELY = {"logprob_scale": 8.0}  # the engine's -1 becomes -8, where the train
 TIS = {"off_policy_correction": "tis"}
 MIDDLING = {"filter_range": (0.4, 0.6), "num_episodes": 2}
 PUNISHED = {"soft_over_length_punishment": True}
+VESPO, KL_COV = {"algo": "VESPO", "old_logprobs": "trainer"}, {"token_selection": "kl_cov"}
+ADAPTIVE_KL, ADAPTIVE_ENTROPY = {"kl_controller": "adaptive"}, {"entropy_target": 50.0, "entropy_coeff": 0.001}
 PPO, SAPO = {"algo": "PPO"}, {"algo": "SAPO", "old_logprobs": "engine"}
 TAUGHT = {"teacher": "<model>", "old_logprobs": "trainer"}  # the scripted engine's would be clipped
 
@@ -105,6 +107,19 @@ IN_RUNS = {
     "policy_loss": Row("cispo", first_gradient),
     "sapo_temperature_pos": Row(9.0, first_gradient, base=SAPO),
     "sapo_temperature_neg": Row(9.0, first_gradient, base=SAPO),
+    "vespo_positive": Row((9.0, 1.0), weights, base=VESPO),
+    "vespo_negative": Row((9.0, 1.0), weights, base=VESPO),
+    "token_selection": Row("kl_cov", first_gradient),
+    "token_fraction": Row(1.0, first_gradient, base=KL_COV),
+    "token_covariance": Row((-9.0, 9.0), first_gradient, base={"token_selection": "clip_cov", "token_fraction": 1.0}),
+    "kl_cov_coeff": Row(9.0, first_gradient, base=KL_COV),
+    "kl_controller": Row("adaptive", lambda t: t.steps[-1]["kl_coeff"] is None, True, False),
+    "kl_target": Row(1e-6, lambda t: t.steps[-1]["kl_coeff"], base=ADAPTIVE_KL),
+    "kl_horizon": Row(100.0, lambda t: t.steps[-1]["kl_coeff"], base=ADAPTIVE_KL),
+    "entropy_target": Row(50.0, metric("entropy_coeff"), None),
+    "entropy_coeff_delta": Row(0.1, lambda t: t.steps[-1]["entropy_coeff"], base=ADAPTIVE_ENTROPY),
+    "entropy_coeff_max": Row(0.008, lambda t: t.steps[-1]["entropy_coeff"], base=ADAPTIVE_ENTROPY),
+    "reference_update": Row("every=1", lambda t: t.steps[-1]["kl_mean"]),
     "ratio_level": Row("sequence", metric("ratio_max")),
     "loss_variation": Row("token_level", first_gradient),
     "updates_per_batch": Row(2, lambda t: [s.get("update") for s in t.steps], [None] * 4, [0, 0, 1, 1] * 2),
@@ -115,6 +130,8 @@ IN_RUNS = {
     "kl_place": Row("reward", first_gradient),
     "kl_estimator": Row("k1", first_gradient),
     "kl_clamp": Row(1e-6, lambda t: t.steps[-1]["kl_mean"] <= 1e-6, False, True),
+    "kl_bias_correction": Row(True, weights),
+    "off_policy_mask_threshold": Row(1e-6, metric("masked_token_fraction"), None),
     "old_logprobs": Row("trainer", lambda t: metric("ratio_max")(t) == 1.0, False, True),
     "off_policy_correction": Row("icepop", lambda t: metric("correction_mean")(t) is None, True, False),
     "off_policy_low": Row(0.5, metric("correction_mean"), base=TIS),

@@ -24,7 +24,7 @@ class KLControl:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntropyControl:
-    """Hold entropy above a target: the weight grows by `delta` after a step below it, and shrinks after others.
+    """Hold entropy above a target: the weight grows by `delta` after a step at or below it, and shrinks after others.
 
     It counts only while the last step's entropy was at or below the target. Source: arXiv:2505.22312 (Skywork-OR1).
     """
@@ -35,7 +35,7 @@ class EntropyControl:
 
     def next(self, coeff: float, entropy: float) -> float:
         """Return the weight after a step with this mean entropy, nats."""
-        return min(max(coeff + (self.delta if entropy < self.target else -self.delta), 0.0), self.largest)
+        return min(max(coeff + (self.delta if entropy <= self.target else -self.delta), 0.0), self.largest)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,127 +1,20 @@
 """Compare our loss with TRL's on the same tensors: value, gradient, and common metrics.
 
-TRL's own `GRPOTrainer._compute_loss` runs, on an object that has only the attributes it reads. What differs on purpose
-is said where it matters: TRL adds its entropy bonus as a mean over tokens whatever the loss averages over, and divides
-by what its own micro-batch holds unless told the batch's tokens.
+What differs on purpose is said where it matters: TRL adds its entropy bonus as a mean over tokens whatever the loss
+averages over, and divides by what its own micro-batch holds unless told the batch's tokens.
 """
 
-import os
-from collections import defaultdict
 from types import SimpleNamespace
-from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from coati_rl.algorithms.aggregation import loss_scale, token_weight
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.algorithms.over_length import over_length_penalty
-from tests.unit.algorithms.batches import evaluate
+from tests.unit.algorithms.trl_losses import L_MAX, LENGTHS, MEAN_OVER, SEEDS, assert_same, make_tensors, ours, theirs
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore:TRL currently supports vLLM")]
-
-LENGTHS = (4, 1, 7, 2, 5)
-B, T = len(LENGTHS), 8  # responses, columns; TRL's padding must be finite
-L_MAX = 16
-MEAN_OVER = {**dict.fromkeys(("dapo", "bnpo", "cispo"), "token_level"), "grpo": "sample_level", "dr_grpo": "constant"}
-
-
-@pytest.fixture(scope="module")
-def trl():
-    """Importing TRL takes seconds, and sets environment variables that are not for the tests that follow."""
-    with mock.patch.dict(os.environ):
-        import trl.rewards
-        from trl.trainer.grpo_trainer import GRPOTrainer
-
-    return SimpleNamespace(compute_loss=GRPOTrainer._compute_loss, rewards=trl.rewards)
-
-
-def make_tensors(seed: int, *, spread: float = 0.5) -> dict[str, Tensor]:
-    rng = np.random.default_rng(seed)
-    logprobs = -rng.uniform(0.05, 4, (B, T))
-    tensors = {"logprobs": logprobs, "entropy": rng.uniform(0, 2, (B, T))}
-    for name in ("old_logprobs", "rollout_logprobs", "ref_logprobs"):
-        tensors[name] = logprobs + spread * rng.normal(size=(B, T))
-    tensors["advantages"] = np.repeat(rng.normal(size=(B, 1)), T, axis=1)
-    tensors["loss_mask"] = np.arange(T)[None] < np.array(LENGTHS)[:, None]
-    return {name: torch.tensor(values) for name, values in tensors.items()}
-
-
-def theirs(trl: SimpleNamespace, tensors: dict[str, Tensor], **settings: Any) -> tuple[float, Tensor, dict[str, float]]:
-    """(loss, gradient of log-probabilities, metrics); settings are TRL's."""
-    leaf = tensors["logprobs"].clone().requires_grad_()
-    args = {"delta": None, "use_bias_correction_kl": False, "steps_per_generation": 1}
-    args |= {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
-    args |= {name: settings.pop(name) for name in [*settings] if name in args}
-    metrics: dict[str, list[float]] = defaultdict(list)
-    stand_in = {
-        "_get_per_token_logps_and_entropies": lambda *_, **__: (leaf, tensors["entropy"], None),
-        "_metrics": {"train": metrics},
-        "_entropy_bonus_enabled": settings.get("entropy_coef", 0.0) > 0,
-        "accelerator": SimpleNamespace(
-            num_processes=1, sync_gradients=True, gather=lambda x: x, reduce=lambda x, reduction: x
-        ),
-        "args": SimpleNamespace(**args),
-        "aux_loss_enabled": False,
-        "beta": 0.0,
-        "current_gradient_accumulation_steps": 1,
-        "entropy_coef": 0.0,
-        "epsilon_high": 0.28,
-        "epsilon_low": 0.2,
-        "importance_sampling_level": "token",
-        "loss_type": "grpo",
-        "max_completion_length": L_MAX,
-        "model": SimpleNamespace(training=True),
-        "off_policy_mask_threshold": None,
-        "top_entropy_quantile": 1.0,
-        "use_adaptive_entropy": False,
-        "use_vllm": "importance_sampling_ratio" in settings,
-        "vllm_importance_sampling_correction": True,
-    }
-    mask = tensors["loss_mask"].long()
-    ids = torch.zeros(B, T, dtype=torch.long)
-    inputs = {
-        "prompt_ids": ids[:, :1],
-        "prompt_mask": ids[:, :1] + 1,
-        "completion_ids": ids,
-        "completion_mask": mask,
-        "advantages": tensors["advantages"][:, 0],
-        "old_per_token_logps": tensors["old_logprobs"],
-        "ref_per_token_logps": tensors["ref_logprobs"],
-        "num_items_in_batch": mask.sum(),
-        "importance_sampling_ratio": settings.pop("importance_sampling_ratio", None),
-    }
-    loss = trl.compute_loss(SimpleNamespace(**{**stand_in, **settings}), None, inputs)
-    loss.backward()
-    return loss.item(), leaf.grad, {name: values[0] for name, values in metrics.items()}
-
-
-def ours(loss: PolicyLoss, tensors: dict[str, Tensor], mode: str) -> tuple[float, Tensor, dict[str, float]]:
-    """(loss, gradient of log-probabilities, report), with the weights and the scale of an aggregation."""
-    mask = tensors["loss_mask"]
-    weights = torch.tensor([token_weight(length, mode, max_length=L_MAX) for length in LENGTHS], dtype=torch.float64)
-    arrays = {
-        **tensors,
-        "loss_weights": torch.where(mask, weights[:, None], 0.0),
-        "sample_index": torch.where(mask, torch.arange(B)[:, None], -1),
-        "policy_version": torch.zeros(B, T, dtype=torch.int32),
-        "trainer_version": torch.tensor(0),
-    }
-    value, sums, gradients = evaluate(loss, arrays)
-    scale = loss_scale(B, sum(LENGTHS), mode)
-    return value * scale, gradients["logprobs"] * scale, {name: total.item() for name, total in sums.items()}
-
-
-def assert_same(found: tuple[float, Tensor, Any], expected: tuple[float, Tensor, Any]) -> None:
-    """Loss and gradient, to the rounding of float64."""
-    assert found[0] == pytest.approx(expected[0], rel=1e-12, abs=1e-14)
-    np.testing.assert_allclose(found[1].numpy(), expected[1].numpy(), rtol=1e-12, atol=1e-15)
-
-
-SEEDS = pytest.mark.parametrize("seed", range(4))
 
 
 @SEEDS

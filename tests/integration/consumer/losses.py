@@ -50,7 +50,7 @@ class Response:
         self.label = sample.label
         self.logprobs = chosen_logprobs(log_softmax, sample)
         self.entropy = -(log_softmax.exp() * log_softmax).sum(dim=-1)
-        self.old = old
+        self.old, self.rollout = old, rollout
         self.ratio = torch.exp(self.logprobs - old)
         self.sequence_ratio = torch.exp((self.logprobs - old).mean()).expand_as(old)
         self.weight = torch.exp(old - rollout)
@@ -95,6 +95,29 @@ def cispo(response: Response) -> Tensor:
 def soft_gated(response: Response) -> Tensor:
     tau = 1.0 if response.advantage > 0 else 1.05
     return -4 / tau * torch.sigmoid(tau * (response.ratio - 1)) * response.advantage
+
+
+def geometric_mean(response: Response) -> Tensor:
+    logs = response.ratio.log()
+    bounded = logs.clamp(max=0.28) if response.advantage > 0 else logs.clamp(min=-0.2)
+    return -bounded.mean().exp() * response.advantage.expand_as(logs)
+
+
+def softly_weighed(response: Response) -> Tensor:
+    """The product of the ratios is the whole response's, of which a weight is made that carries no gradient.
+
+    Smaller powers than the paper's: the third power of a product of eight ratios is three times as far off in bfloat16.
+    """
+    w = response.ratio.detach().prod()
+    k, rate = (0.6, 0.5) if response.advantage < 0 else (0.5, 0.6)
+    weight = w**k * torch.exp(rate * (1 - w)) * response.weight.prod().clamp(max=2.0)
+    return -weight * response.advantage * response.logprobs
+
+
+def masked_as_a_whole(response: Response) -> Tensor:
+    """Samples that the policy has left have no policy term where the advantage is negative; KL is weighed."""
+    is_left = response.advantage < 0 and (response.rollout - response.logprobs).mean() > 0.1
+    return float(not is_left) * clipped(response) + response.ratio * response.k3
 
 
 def grpo(response: Response) -> Tensor:
@@ -202,6 +225,7 @@ def case(formula: Formula, without: Formula, *cuts: Cut, **settings: Any) -> Los
 NUM_SKIPPED = 3  # samples of a step whose ratios are above the thresholds below: their mean is exp(0.6)
 BAND: dict[str, Any] = {"correction_low": 0.5, "correction_high": 2.0, "recomputes_old": True}
 WIDE: dict[str, Any] = {**BAND, "correction_high": 4.0}
+BAND_BELOW: dict[str, Any] = {**BAND, "correction_low": 0.0}
 LOSSES: dict[str, LossCase] = {
     "clip": case(grpo, clipped, *ALL_CUTS, kl_coeff=1.0),
     "clip, whole": case(grpo, surrogate, Cut(2, True, "uneven"), Cut(2, False, "one"), kl_coeff=1.0, is_whole=True),
@@ -234,4 +258,16 @@ LOSSES: dict[str, LossCase] = {
     "user's": case(users, clipped, Cut(2, False, "uneven"), terms_fn=users_terms),
     "user's, by token": case(users, clipped, Cut(4, True, "several"), terms_fn=users_terms_by_token),
     "sapo": case(soft_gated, surrogate, Cut(2, True, "uneven"), policy_loss="sapo"),
+    "gmpo": case(geometric_mean, clipped_sequence, Cut(4, True, "several"), policy_loss="gmpo"),
+    "vespo": case(
+        softly_weighed,
+        weighed,
+        Cut(2, False, "uneven"),
+        policy_loss="vespo",
+        vespo_positive=(0.5, 0.6),
+        vespo_negative=(0.6, 0.5),
+        correction="sequence_tis",
+        **BAND_BELOW,
+    ),
+    "masked": case(masked_as_a_whole, grpo, Cut(2, True, "one"), drift_threshold=0.1, kl_coeff=1.0, kl_has_ratio=True),
 }

@@ -1,21 +1,14 @@
 """Test runs with a critic as users start them: vLLM and two trainers, a kill, and the same bits after it."""
 
 import json
-import re
-import shlex
 import subprocess
 import sys
 
 import pytest
 
 from tests.integration.runs.conftest import ROOT
-from tests.integration.runs.records import (
-    assert_complete,
-    assert_engine_and_trainer_agree,
-    assert_weights_moved,
-    lines,
-    read_rollouts,
-)
+from tests.integration.runs.records import assert_complete, lines
+from tests.integration.runs.resuming import assert_goes_on_bit_for_bit
 from tests.integration.runs.test_offline import tensors
 
 pytestmark = pytest.mark.timeout(900)
@@ -33,28 +26,11 @@ def ppo(flags, model, layout):
 
 @pytest.mark.parametrize("layout", [pytest.param(each, marks=pytest.mark.full) for each in LAYOUTS])
 def test_a_killed_run_goes_on_with_both_optimizers(make_tiny, start_run, flags, layout):
-    job = ppo(flags, make_tiny(tied=True), layout)
-    whole = start_run(*job)
-    assert whole.wait() == 0, whole.text()
-    records = assert_complete(whole, steps=4)
-    assert_weights_moved(records)
-    assert_engine_and_trainer_agree(records)
-    killed = start_run(*job, name="killed")
-    killed.wait_for_step(2)
-    killed.processes("ray::TrainerActor")[0].kill()
-    assert killed.wait() == 1, killed.text()
-    resume = re.search(r"resume from step \d+ with: \S+ \S*rl_example\.py (.*)$", killed.text().splitlines()[-1])
-    assert resume, killed.text()
-    resumed = start_run(*shlex.split(resume[1]), name="killed")
-    assert resumed.wait() == 0, resumed.text()
-    assert tensors(resumed, 4) == tensors(whole, 4) and tensors(whole, 4)
-    assert tensors(resumed, "4/value") == tensors(whole, "4/value") and len(tensors(whole, "4/value")) == 2
-    assert read_rollouts(resumed) == read_rollouts(whole)
     keys = ("value_loss", "explained_variance", "value_grad_norm", "kl_mean")
-    found, right = (
-        [[record[key] for key in keys] for record in lines(run.run_dir / "metrics.jsonl")] for run in (resumed, whole)
+    whole = assert_goes_on_bit_for_bit(
+        start_run, ppo(flags, make_tiny(tied=True), layout), places=(4, "4/value"), keys=keys
     )
-    assert found == right
+    assert len(tensors(whole, "4/value")) == 2
 
 
 @pytest.mark.full

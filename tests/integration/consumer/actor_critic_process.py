@@ -36,16 +36,21 @@ VALUE = "value"  # the directory of the critic's start, in that of the policy
 
 
 class Trial(NamedTuple):
-    """A layout in a precision, samples of a kind, and how they are cut."""
+    """A layout in a precision, samples of a kind, and how they are cut; of a policy with a tied LM head or not."""
 
     layout: str
     precision: str
     kind: str
     cut: Cut
+    is_tied: bool = True
 
     @property
     def name(self) -> str:
-        return f"{self.layout}-{self.precision}-{self.kind}-{'-'.join(map(str, self.cut))}"
+        cut, head = "-".join(map(str, self.cut)), "" if self.is_tied else "-untied"
+        return f"{self.layout}-{self.precision}-{self.kind}-{cut}{head}"
+
+    def model_dir(self, models: Path) -> Path:
+        return models / ("tied" if self.is_tied else "untied")
 
 
 def reward_of(token_ids: np.ndarray) -> np.ndarray:
@@ -104,9 +109,10 @@ def weights_of(model: RoleModel) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in model.export(torch.float32)}
 
 
-def take_steps(rank: int, out_dir: Path, model_dir: Path, trials: Sequence[Trial]) -> None:
+def take_steps(rank: int, out_dir: Path, models: Path, trials: Sequence[Trial]) -> None:
     """Two steps of each trial with a checkpoint between them, and the second one again from it."""
     for trial in trials:
+        model_dir = trial.model_dir(models)
         saved, steps = out_dir / trial.name / "step-1", list[dict[str, Any]]()
         backend = make_trainer(
             model_dir, value_dir=model_dir / VALUE, precision=trial.precision, **LAYOUTS[trial.layout][1]

@@ -36,20 +36,28 @@ OF_LAYOUTS = [
     for number, layout in enumerate(LAYOUTS)
 ]
 OF_CUTS = [Trial("dp1", "fp32", kind, cut) for kind in KINDS for cut in CUTS]
+UNTIED = [each._replace(is_tied=False) for each in (OF_CUTS[1], *OF_LAYOUTS)]
+# The same samples in 1, 2 and 4 micro-batches, and on two ranks.
+SPLITS = [Trial("dp1", "fp32", "plain", Cut(size, True, "one")) for size in (4, 2, 1)]
+SPLITS += [Trial("dp2", "fp32", "plain", Cut(2, True, "one"))]
 FAST = [*OF_CUTS, *(each for each in OF_LAYOUTS if each.layout in ("tp2", "fsdp2_dp2", "zero1_dp2"))]
-TRIALS = [*OF_CUTS, *(each for each in OF_LAYOUTS if each not in OF_CUTS)]
+FAST += [each for each in SPLITS if each not in FAST]
+FAST += [each for each in UNTIED if each.layout in ("dp1", "tp2")]
+TRIALS = [*FAST, *(each for each in (*OF_LAYOUTS, *UNTIED) if each not in FAST)]
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = save_model(tmp_path_factory.mktemp("models") / "policy", tied=True)
-    save_model(tmp_path_factory.mktemp("models") / "start", tied=True, seed=4)
-    critic = AutoModelForSequenceClassification.from_pretrained(directory, num_labels=1)
-    torch.manual_seed(9)
-    critic.score.weight.data.normal_().div_(8)
-    critic.config.pad_token_id = 0
-    critic.save_pretrained(directory / VALUE)
-    return directory
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy with a tied LM head and one without, and a critic in each directory."""
+    models = tmp_path_factory.mktemp("models")
+    for name in ("tied", "untied"):
+        directory = save_model(models / name, tied=name == "tied")
+        critic = AutoModelForSequenceClassification.from_pretrained(directory, num_labels=1)
+        torch.manual_seed(9)
+        critic.score.weight.data.normal_().div_(8)
+        critic.config.pad_token_id = 0
+        critic.save_pretrained(directory / VALUE)
+    return models
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +65,7 @@ def found(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     trainers: TrainerServers,
-    model_dir: Path,
+    models: Path,
 ) -> dict[Trial, list[dict[str, Any]]]:
     """What each rank recorded, of the trials that pytest was asked for."""
     out_dir = tmp_path_factory.mktemp("actor-critic")
@@ -65,7 +73,7 @@ def found(
     for size in (4, 2, 1):
         trials = [trial for trial in due if LAYOUTS[trial.layout][0] == size]
         if trials:
-            trainers.launch_and_check(take_steps, out_dir, model_dir, trials, world_size=size)
+            trainers.launch_and_check(take_steps, out_dir, models, trials, world_size=size)
     return {
         trial: [torch.load(out_dir / f"{trial.name}-rank{rank}.pt") for rank in range(LAYOUTS[trial.layout][0])]
         for trial in due
@@ -129,8 +137,8 @@ def whole(ranks: list[dict[str, Any]], step: int, what: str) -> dict[str, Tensor
 
 
 @pytest.mark.parametrize("trial", marked(TRIALS))
-def test_both_gradients_are_those_of_plain_transformers(trial: Trial, found: Any, model_dir: Path) -> None:
-    right, metrics = plain_gradients(model_dir, trial.kind)
+def test_both_gradients_are_those_of_plain_transformers(trial: Trial, found: Any, models: Path) -> None:
+    right, metrics = plain_gradients(trial.model_dir(models), trial.kind)
     tolerance = TOLERANCE[trial.precision]
     for role, gradients in right.items():
         joined = whole(found[trial], 0, f"{role} gradients")
@@ -149,6 +157,16 @@ def test_both_gradients_are_those_of_plain_transformers(trial: Trial, found: Any
         assert {name: each[name] for name in metrics} == pytest.approx(metrics, rel=tolerance, abs=tolerance)
 
 
+@pytest.mark.parametrize("trial", SPLITS[1:], ids=lambda trial: trial.name)
+def test_split_both_gradients_are_the_same_in_1_2_and_4_micro_batches_and_on_two_ranks(
+    trial: Trial, found: Any
+) -> None:
+    for role in ("policy", "value"):
+        one, several = (whole(found[each], 0, f"{role} gradients") for each in (SPLITS[0], trial))
+        left = torch.cat([(several[name] - gradient).flatten() for name, gradient in one.items()]).norm()
+        assert left / torch.cat([gradient.flatten() for gradient in one.values()]).norm() < 1e-6
+
+
 @pytest.mark.parametrize("trial", marked(TRIALS))
 def test_a_step_from_the_checkpoint_has_the_same_bits(trial: Trial, found: Any) -> None:
     for rank in found[trial]:
@@ -161,7 +179,7 @@ def test_a_step_from_the_checkpoint_has_the_same_bits(trial: Trial, found: Any) 
 
 
 @pytest.mark.parametrize("trial", marked([each for each in TRIALS if each.precision == "fp32"]))
-def test_both_models_move_each_at_its_rate(trial: Trial, found: Any, model_dir: Path) -> None:
+def test_both_models_move_each_at_its_rate(trial: Trial, found: Any) -> None:
     moved = {}
     for role in ("policy", "value"):
         before, after = (

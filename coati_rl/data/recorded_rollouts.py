@@ -57,8 +57,8 @@ def _checked(where: str, row: Any) -> _Line:
     lacks = [key for key in _OF_A_LINE if key not in held]
     if lacks or not isinstance(held["sample"], int):
         raise ConfigError(
-            f"{where}: has no {', '.join(lacks) or 'number as sample'}, and is no line of rollouts; give RUN/rollouts of "
-            "a run's directory, or files of it"
+            f"{where}: has no {', '.join(lacks) or 'number as sample'}, and is no line of rollouts; give RUN/rollouts, "
+            "where RUN is a run's directory, or files of it"
         )
     if lacks := [key for key in _OF_TOKENS if key not in held]:
         raise ConfigError(

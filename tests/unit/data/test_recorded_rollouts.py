@@ -137,7 +137,7 @@ def refusal(*rows: Any, **columns: Any) -> str:
         ([line(sample=1, parent_sample=0)], "-d r, line 1: trajectories of episode 0 of train-0.0 are missing, and"),
         ([line(messages=[])], "-d r, line 1: trajectories of episode 0 of train-0.0 are missing"),
         ([line(), line(sample=2)], "-d r, line 1: trajectories of episode 0 of train-0.0 are missing"),
-        ([line(sample="a")], "-d r, line 1: has no number as sample, and is no line of rollouts; give RUN/rollouts"),
+        ([line(sample="a")], "-d r, line 1: has no number as sample, and is no line of rollouts; give RUN/rollouts,"),
     ],
 )  # fmt: skip
 def test_what_has_no_sampled_tokens_or_only_a_part_of_an_episode_is_refused(rows: list[Any], message: str) -> None:

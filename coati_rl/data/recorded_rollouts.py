@@ -5,7 +5,7 @@ the other: what is of no turn is the episode's reward less what its environment 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,9 @@ def _read_episode(episode: Sequence[_Line], prompts: _Prompts) -> list[Recorded]
             given.append([PackedReward(int(place), name, float(value)) for place, name, value in _given(line)])
         except (TypeError, ValueError) as error:
             raise _unreadable(where, error) from error
-    rest = episode[0][1]["reward"] - sum(reward.value for each in given for reward in each)
+    rest = float(episode[0][1]["reward"])
+    for reward in chain.from_iterable(given):
+        rest -= reward.value  # one by one, as a run does: the same bits
     return [_read(*line, rewards, rest, prompts) for line, rewards in zip(episode, given, strict=True)]
 
 

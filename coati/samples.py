@@ -7,8 +7,7 @@ import numpy as np
 
 from coati_rl.algorithms.advantage import GAE, group_advantages
 from coati_rl.build import load_estimator
-from coati_rl.data.row_formats import read_forms
-from coati_rl.preflight.offline_rows import SourceForms, make_samples
+from coati_rl.preflight.offline_rows import make_samples, read_source_forms
 from coati_rl.samples import Sample
 
 if TYPE_CHECKING:
@@ -56,6 +55,4 @@ def rows(trainer: "Trainer", rows: Iterable[Mapping[str, Any]]) -> list[Sample]:
     """
     config = trainer.offline_config
     numbered = [(f"row {number}", dict(row)) for number, row in enumerate(rows, 1)]
-    found = read_forms(numbered, config.JOB)
-    forms = SourceForms(forms=tuple(found.forms), sizes=(len(found.forms),), num_equal=found.num_equal)
-    return [*make_samples(config, forms, trainer.tokenizer, flag="rows").samples]
+    return [*make_samples(config, read_source_forms(config, [numbered]), trainer.tokenizer, flag="rows").samples]

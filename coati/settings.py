@@ -41,7 +41,7 @@ def trainer_config(model: str | Path, loss: Any, *, num_trainers: int, device: D
 
     Args:
         model: directory or hub id.
-        loss: "sft", "rm", "dpo", "kto", "prm" or an algorithm's name; anything else has its own settings.
+        loss: "sft", "rm", "dpo", "kto", "prm", "value" or an algorithm's name; anything else has its own settings.
         num_trainers: ranks.
         device: of the ranks.
         flags: of the command of that loss.

@@ -51,7 +51,7 @@ class Trainer(TrainerClient):
 
         Args:
             model: directory, or hub id.
-            loss: an algorithm of `--algo`; "sft", "rm", "dpo", "kto" or "prm"; an objective; or a function of
+            loss: an algorithm of `--algo`; "sft", "rm", "dpo", "kto", "prm" or "value"; an objective; or a function of
                 float32[R, M] log-probabilities and entropies and the samples' arrays, to the summed loss.
             on: a cluster, over whose trainers the model is laid out; None: this process, or all of torchrun.
             device: of this process.

@@ -13,6 +13,7 @@ JOBS = {
     "dpo": "train on preferences: DPO, IPO, SimPO, ORPO and others",
     "kto": "train on completions labelled desirable or undesirable",
     "prm": "train a process reward model on solutions with labelled steps",
+    "value": "train a critic on the rollouts of a run, for PPO to begin with",
 }
 # Name -> "module:function" of a function from arguments to exit code, and what --help says of it. The modules are above
 # this package in the order of imports, so they are named here and imported when they run.

@@ -1,4 +1,4 @@
-"""Run `python -m consumer sft|rm|dpo|kto|prm ...`: train on a dataset, without producers; `coati-rl sft` is the same.
+"""Run `python -m consumer sft|rm|dpo|kto|prm|value ...`: train on a dataset, without producers; as `coati-rl sft`.
 
 Exit code: 0 success, 1 the run failed, 2 invalid arguments (nothing was started), 130 interrupted.
 """

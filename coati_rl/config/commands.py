@@ -8,12 +8,15 @@ from coati_rl.config.jobs.kto import KtoJobConfig
 from coati_rl.config.jobs.prm import PrmJobConfig
 from coati_rl.config.jobs.rm import RmJobConfig
 from coati_rl.config.jobs.sft import SftJobConfig
+from coati_rl.config.jobs.value import ValueJobConfig
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.sections import JobConfig
 from coati_rl.config.serve import ServeConfig
 from coati_rl.config.training import TrainingConfig
 
-_JOBS: tuple[type[OfflineConfig], ...] = (SftJobConfig, RmJobConfig, DpoJobConfig, KtoJobConfig, PrmJobConfig)
+_JOBS: tuple[type[OfflineConfig], ...] = (
+    SftJobConfig, RmJobConfig, DpoJobConfig, KtoJobConfig, PrmJobConfig, ValueJobConfig,
+)  # fmt: skip
 OFFLINE: dict[str, type[OfflineConfig]] = {job.JOB: job for job in _JOBS}
 TRAINING: dict[str, type[TrainingConfig]] = {"rl": Config, **OFFLINE}
 ALL: dict[str, type[JobConfig]] = {**TRAINING, "generate": GenerateConfig, "serve": ServeConfig}

@@ -1,12 +1,24 @@
 """Set the critic of --advantage-estimator gae: how advantages and returns are formed, and how the critic is trained."""
 
+from typing import Any
+
 from coati_rl.config.fields import Section, experiment
+
+
+def gamma_field() -> Any:
+    """Return the field of the discount, which a critic's job has too."""
+    return experiment(1.0, "Discount of the rewards of later tokens.", ge=0, le=1)
+
+
+def value_huber_field() -> Any:
+    """Return the field of Huber's loss of a value, which a critic's job has too."""
+    return experiment(None, "Error of a value from which the critic's loss is linear (Huber); None: squared.", gt=0)
 
 
 class CriticConfig(Section):
     """PPO's critic: a value of each token's state, learned beside the policy."""
 
-    gamma: float = experiment(1.0, "Discount of the rewards of later tokens.", ge=0, le=1)
+    gamma: float = gamma_field()
     gae_lambda: float = experiment(
         0.95, "Lambda of advantages: 1 is the sum of rewards less the value, 0 the critic's estimate alone.", ge=0, le=1
     )
@@ -21,8 +33,8 @@ class CriticConfig(Section):
     )
     critic_model: str | None = experiment(
         None,
-        "Start of the critic: a model directory or hub id with the policy's tokens, or a directory of coati-rl rm; "
-        "default: --model.",
+        "Start of the critic: a model directory or hub id with the policy's tokens, or a directory of coati-rl rm or "
+        "coati-rl value; default: --model.",
         metavar="MODEL",
     )
     critic_lr: float | None = experiment(
@@ -32,6 +44,4 @@ class CriticConfig(Section):
     value_clip: float | None = experiment(
         0.2, "The critic's loss is clipped where a value is further than this from that before the update.", gt=0
     )
-    value_huber: float | None = experiment(
-        None, "Error of a value from which the critic's loss is linear (Huber); None: squared.", gt=0
-    )
+    value_huber: float | None = value_huber_field()

@@ -12,6 +12,7 @@ class OfflineConfig(TrainingConfig):
 
     JOB: ClassVar[str]  # the command's name
     SAMPLES: ClassVar[str]  # "module:function" from forms of rows, a tokenizer and options to samples
+    FORMS: ClassVar[str] = "coati_rl.data.row_formats:read_forms"  # "module:function" from rows, job and columns
     OBJECTIVE: ClassVar[str]  # "module:function" from this configuration and a function that loads the tokenizer
     UNIT: ClassVar[int] = 1  # samples that a row makes, which are compared in the loss
     HAS_SCALAR_HEAD: ClassVar[bool] = False  # the trained model's, in place of the LM head
@@ -32,6 +33,11 @@ class OfflineConfig(TrainingConfig):
     def sample_options(self) -> dict[str, Any]:
         """Return the arguments of `SAMPLES` besides the length."""
         return {}
+
+    @property
+    def head_seed(self) -> int | None:
+        """Return the seed of a new scalar head's weights; None: they are 0."""
+        return self.run.seed
 
     @property
     def step_token(self) -> str | None:

@@ -17,6 +17,7 @@ class RowCounts:
     num_cut: int  # rows that were cut to --max-length
     num_tokens: int  # of all samples
     num_loss_tokens: int
+    num_undecided: int = 0  # rollouts left out, as their reward is undecided
 
     def line(self) -> str:
         """Describe the rows in a clause."""
@@ -24,6 +25,7 @@ class RowCounts:
         parts += [f"{self.num_cut} cut to --max-length"] if self.num_cut else []
         left_out = {
             "pairs left out, as chosen equals rejected": self.num_equal,
+            "left out, as their reward is undecided": self.num_undecided,
             "left out, as nothing trained is within --max-length": self.num_left_out,
         }
         parts += [f"{count} {why}" for why, count in left_out.items() if count]

@@ -27,7 +27,12 @@ _STATE_OF_SAVED = ("dataset_info.json", "state.json", "dataset_dict.json")  # wh
 
 
 def read_rows(source: str, *, flag: str, max_rows: int | None = None) -> list[LocatedRow]:
-    """Read the rows of a source.
+    """Return the rows of a source in a list; see `each_row`."""
+    return [*each_row(source, flag=flag, max_rows=max_rows)]
+
+
+def each_row(source: str, *, flag: str, max_rows: int | None = None) -> Iterator[LocatedRow]:
+    """Read the rows of a source one by one.
 
     Args:
         source: a file, whose suffix names the format; a directory of such files, or that `Dataset.save_to_disk` wrote;
@@ -45,10 +50,11 @@ def read_rows(source: str, *, flag: str, max_rows: int | None = None) -> list[Lo
         rows = _rows_of_hub(source, *named, flag)
     else:
         rows = _rows_of_file(path, source, flag)
-    found = list(islice(rows, max_rows))
-    if not found:
+    row = None
+    for row in islice(rows, max_rows):
+        yield row
+    if row is None:
         raise ConfigError(f"{flag} {source}: holds no rows")
-    return found
 
 
 def files_of(folder: Path, source: str, flag: str) -> list[Path]:

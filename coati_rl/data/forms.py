@@ -1,12 +1,15 @@
-"""Define the five forms into which the rows of offline jobs are read, whatever system they were written for.
+"""Define the six forms into which the rows of offline jobs are read, whatever system they were written for.
 
 A prompt or a completion is either messages, which the model's chat template renders, or plain text, which is tokenised
-as it is. `row_formats` reads rows into forms, `offline_samples` makes samples of them.
+as it is; a recorded trajectory has the ids of its tokens. `row_formats` and `recorded_rollouts` read rows into forms,
+`offline_samples`, `reward_samples` and `value_samples` make samples of them.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 Message = Mapping[str, Any]  # {"role": text, "content": text}; a template may read more: "tool_calls", "name"
 Messages = tuple[Message, ...]
@@ -79,7 +82,20 @@ class Steps(Rendered):
             raise ValueError(f"{self.where}: {len(self.steps)} steps have {len(self.labels)} labels")
 
 
-Form = Conversation | Text | Pair | Labelled | Steps
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Recorded:
+    """Hold a trajectory that a run sampled, by its token ids: P of the prompt, T after it, N of them in the loss."""
+
+    prompt_ids: np.ndarray  # int32[P]; the same object in trajectories of equal prompts
+    token_ids: np.ndarray  # int32[T]
+    loss_mask: np.ndarray  # bool[T]
+    rewards: np.ndarray  # float32[N], of each token in the loss
+    last_turn: slice  # of T
+    response: str  # its text, as the run's tokenizer decoded it
+    where: str = ""
+
+
+Form = Conversation | Text | Pair | Labelled | Steps | Recorded
 
 
 def _check_kinds(*contents: Content) -> None:

@@ -62,10 +62,11 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormSet:
-    """Hold the forms of a dataset, in the order of its rows."""
+    """Hold the forms of a dataset, in the order of its rows, and how many rows make none."""
 
     forms: tuple[Form, ...]
     num_equal: int = 0  # pairs left out because chosen and rejected are equal: they prefer nothing
+    num_undecided: int = 0  # rollouts left out because their reward is undecided
 
 
 def read_forms(rows: Iterable[tuple[str, Any]], job: str, columns: Columns | None = None) -> FormSet:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from coati_rl.algorithms.advantage import Rewards
-from coati_rl.data.packed_group import PackedTrajectory, PackedTurn, as_packed, group_arrays
+from coati_rl.data.packed_group import PackedReward, PackedTrajectory, PackedTurn, as_packed, group_arrays
 from coati_rl.types import RolloutGroup
 
 
@@ -55,15 +55,30 @@ def token_rewards(group: RolloutGroup, totals: Rewards) -> list[np.ndarray]:
             left[trajectory.episode] -= given.value
     found = []
     for trajectory, own in zip(packed.trajectories, arrays.own, strict=True):
-        counts = np.concatenate([[0], np.cumsum(arrays.loss_mask[own])])  # of loss tokens before each place
-        rewards = np.zeros(int(counts[-1]), dtype=np.float32)
-        if len(rewards):
-            for given in trajectory.rewards:
-                end = _turn_at(trajectory.turns, given.position).end
-                rewards[max(int(counts[end]) - 1, 0)] += given.value
-            rewards[-1] += left[trajectory.episode]
-        found.append(rewards)
+        rest = float(left[trajectory.episode])
+        found.append(trajectory_rewards(trajectory.turns, trajectory.rewards, arrays.loss_mask[own], rest=rest))
     return found
+
+
+def trajectory_rewards(
+    turns: Sequence[PackedTurn], given: Sequence[PackedReward], loss_mask: np.ndarray, *, rest: float
+) -> np.ndarray:
+    """Return float32[N], the reward of each token of a trajectory in the loss.
+
+    Args:
+        turns: in order; at least one.
+        given: by an environment.
+        loss_mask: bool[tokens that places are counted in].
+        rest: of the episode's reward, what is of no turn.
+    """
+    counts = np.concatenate([[0], np.cumsum(loss_mask)])  # of loss tokens before each place
+    rewards = np.zeros(int(counts[-1]), dtype=np.float32)
+    if len(rewards):
+        for each in given:
+            end = _turn_at(turns, each.position).end
+            rewards[max(int(counts[end]) - 1, 0)] += each.value
+        rewards[-1] += rest
+    return rewards
 
 
 def values_by_token(packed: PackedTrajectory, loss_mask: np.ndarray, values: np.ndarray) -> np.ndarray:

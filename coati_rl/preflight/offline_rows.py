@@ -1,7 +1,7 @@
 """Read the rows of a job on a dataset, and make the samples that the job trains on."""
 
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,11 +11,11 @@ import numpy as np
 from coati_rl.config.named_paths import read_sources
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_plan import RowCounts
-from coati_rl.data.files import read_rows
-from coati_rl.data.forms import Conversation, Form, Labelled, Pair
+from coati_rl.data.files import LocatedRow, each_row
+from coati_rl.data.forms import Conversation, Form, Labelled, Pair, Recorded
 from coati_rl.data.mixing import Mixing
 from coati_rl.data.offline_samples import OfflineSamples, pair_samples
-from coati_rl.data.row_formats import Columns, read_forms
+from coati_rl.data.row_formats import Columns, FormSet
 from coati_rl.data.streamed_samples import StreamedForms, StreamedSamples
 from coati_rl.errors import ConfigError
 from coati_rl.samples import Sample
@@ -38,7 +38,8 @@ class SourceForms:
 
     forms: Sequence[Form]
     sizes: tuple[int, ...]  # forms of each source
-    num_equal: int  # pairs left out because chosen and rejected are equal
+    num_equal: int = 0  # pairs left out because chosen and rejected are equal
+    num_undecided: int = 0  # rollouts left out because their reward is undecided
     streamed: tuple[StreamedForms, ...] = ()  # each source in place of `forms`
 
 
@@ -51,13 +52,22 @@ def load_forms(config: OfflineConfig, text: str, *, flag: str) -> SourceForms:
         streamed = tuple(
             StreamedForms(source.path, flag=flag, columns=columns, max_rows=limit) for source in read_sources(text)
         )
-        return SourceForms(forms=(), sizes=tuple(map(len, streamed)), num_equal=0, streamed=streamed)
-    sources = [read_rows(source.path, flag=flag, max_rows=limit) for source in read_sources(text)]
-    sets = [read_forms(rows, config.JOB, columns) for rows in sources]
+        return SourceForms(forms=(), sizes=tuple(map(len, streamed)), streamed=streamed)
+    sources = [each_row(source.path, flag=flag, max_rows=limit) for source in read_sources(text)]
+    return read_source_forms(config, sources, columns)
+
+
+def read_source_forms(
+    config: OfflineConfig, sources: Iterable[Iterable[LocatedRow]], columns: Columns | None = None
+) -> SourceForms:
+    """Read the rows of each source into the job's forms. Raises: ConfigError naming the row."""
+    read: Callable[..., FormSet] = pkgutil.resolve_name(config.FORMS)
+    sets = [read(rows, config.JOB, columns) for rows in sources]
     return SourceForms(
         forms=tuple(form for each in sets for form in each.forms),
         sizes=tuple(len(each.forms) for each in sets),
         num_equal=sum(each.num_equal for each in sets),
+        num_undecided=sum(each.num_undecided for each in sets),
     )
 
 
@@ -77,6 +87,7 @@ def make_samples(config: OfflineConfig, rows: SourceForms, tokenizer: Any, *, fl
     counts = RowCounts(
         num_rows=len(made.rows),
         num_equal=rows.num_equal,
+        num_undecided=rows.num_undecided,
         num_left_out=made.num_left_out,
         num_cut=made.num_cut,
         num_tokens=sum(len(sample) for sample in made.samples),
@@ -108,6 +119,8 @@ def _sampler(config: OfflineConfig, tokenizer: Any) -> Callable[..., OfflineSamp
 
 def tokens_of(config: OfflineConfig, form: Form, tokenizer: Any) -> list[np.ndarray]:
     """Return the tokens and loss masks of a row's own samples. Raises: ConfigError naming the row."""
+    if isinstance(form, Recorded):
+        return [form.token_ids]  # no tokenizer makes them
     if isinstance(form, Labelled):  # whose job compares it with other rows' completions
         form = Pair(prompt=form.prompt, chosen=form.completion, rejected=form.completion, where=form.where)
         made = pair_samples([form], tokenizer, max_length=config.data.max_length)

@@ -181,6 +181,7 @@ def _with_model(
     )
     sets = {flag: make_samples(config, rows, tokenizer, flag=flag) for flag, rows in forms.items()}
     _check_not_empty(config, sets)
+    _check_token_ids(sets, hf_config.get_text_config().vocab_size)
     check_of_dataset(config, forms, tokenizer)
     check_memory = partial(
         check_job_memory, config, hf_config, device, samples=sets[TRAIN_FLAG].samples, check_layout=check_layout
@@ -262,7 +263,20 @@ def _check_not_empty(config: OfflineConfig, sets: dict[str, SampleSet]) -> None:
             counts = each.counts
             why = f"{counts.num_left_out} have nothing to train within --max-length {config.data.max_length}"
             why += f", of {counts.num_equal} pairs chosen equals rejected" if counts.num_equal else ""
+            why += f", of {counts.num_undecided} the reward is undecided" if counts.num_undecided else ""
             raise ConfigError(f"{flag}: no row can be trained on: {why}")
+
+
+def _check_token_ids(sets: Mapping[str, SampleSet], vocab_size: int) -> None:
+    """Raise ConfigError for a token that the model has no embedding of; streamed samples are not read for it."""
+    for flag, each in sets.items():
+        for sample in each.samples if isinstance(each.samples, tuple) else ():
+            largest = max(ids.max(initial=0) for ids in (sample.prefix_ids, sample.token_ids))
+            if largest >= vocab_size:
+                raise ConfigError(
+                    f"{flag}: {sample.uid} (from 0) has the token {largest}, and --model is of {vocab_size} tokens; "
+                    "use the model whose tokens they are"
+                )
 
 
 def _check_step(config: OfflineConfig, plan: OfflinePlan) -> None:

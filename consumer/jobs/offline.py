@@ -35,7 +35,7 @@ def models(config: OfflineConfig, directory: Path) -> dict[Role, ModelSource]:
 
     head = None
     if config.HAS_SCALAR_HEAD:
-        head = ScalarHead(seed=config.run.seed, pad_token_id=padding_token_id(_tokenizer(config)))
+        head = ScalarHead(seed=config.head_seed, pad_token_id=padding_token_id(_tokenizer(config)))
     found: dict[Role, ModelSource] = {"policy": trained(directory, config.optimizer, head=head)}
     if config.uses_reference:
         found["reference"] = frozen(Path(config.reference_model))

@@ -17,12 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
+from coati_rl.algorithms.value_loss import ValueLoss
 from coati_rl.data.reward_samples import process_sample, reward_pair
 from coati_rl.samples import Sample
 from consumer.models.scalar_head import ScalarHead
 from consumer.objectives.objective import Objective
 from consumer.objectives.pairwise import Pairwise
 from consumer.objectives.process_reward import ProcessReward
+from consumer.objectives.value_pretraining import ValuePretraining
 from tests.integration.consumer.conftest import (
     CONFIGS,
     LEARNING_RATE,
@@ -76,6 +78,42 @@ def solutions_of(step: int) -> list[Sample]:
         end = rng.integers(4, VOCAB_SIZE, number % 2)  # every other one ends with a placeholder
         samples.append(process_sample(str(number), np.concatenate([*steps, end]), labels, placeholder_id=PLACEHOLDER))
     return samples
+
+
+def answers_of(step: int) -> list[Sample]:
+    """Seven recorded answers, of one to nine tokens, some with a tool's tokens in between, and random returns."""
+    rng = np.random.default_rng(500 + step)
+    samples = []
+    for number in range(7):
+        mask = np.ones(int(rng.integers(1, 10)), dtype=bool)
+        mask[2:4] = False  # cut off of a short one
+        samples.append(
+            Sample(
+                uid=str(number),
+                number=0,
+                prefix_ids=rng.integers(4, VOCAB_SIZE, int(rng.integers(1, 5))),
+                token_ids=rng.integers(4, VOCAB_SIZE, len(mask)),
+                loss_mask=mask,
+                arrays={
+                    "loss_weights": 1.0,
+                    "temperature": 1.0,
+                    "returns": rng.normal(size=mask.sum()).astype(np.float32),
+                },
+            )
+        )
+    return samples
+
+
+def plain_values(model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
+    """The mean over sampled tokens of (V - G)^2 / 2; V is read at the token before."""
+    terms = []
+    for sample in samples:
+        token_ids = torch.tensor(np.concatenate([sample.prefix_ids, sample.token_ids]))[None]
+        hidden = model.model(input_ids=token_ids).last_hidden_state[0]
+        places = len(sample.prefix_ids) + np.flatnonzero(sample.loss_mask) - 1
+        values = model.score(hidden[places]).squeeze(-1)
+        terms.append((values - torch.tensor(sample.arrays["returns"])).square() / 2)
+    return torch.cat(terms).mean()
 
 
 def plain_pairs(model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
@@ -138,6 +176,13 @@ CASES = {
         samples=pairs_of,
         plain_loss=plain_pairs,
         denominator=lambda samples: len(samples) // 2,
+        head=ScalarHead(),
+    ),
+    "value": RewardCase(
+        objective=ValuePretraining(value_loss=ValueLoss()),
+        samples=answers_of,
+        plain_loss=plain_values,
+        denominator=num_loss_tokens,
         head=ScalarHead(),
     ),
     "process": process_case(is_restricted=True),

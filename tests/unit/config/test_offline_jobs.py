@@ -63,8 +63,8 @@ def test_every_field_is_a_flag_with_help_and_has_one_section(job):
 
 def test_each_job_has_its_own_learning_rate_and_name():
     rates = {job: config_of(job).optimizer.learning_rate for job in JOBS}
-    assert rates == {"sft": 2e-5, "rm": 1e-5, "prm": 1e-5, "dpo": 1e-6, "kto": 1e-6}
-    assert [config_of(job).run.project for job in JOBS] == ["SFT", "RM", "DPO", "KTO", "PRM"]
+    assert rates == {"sft": 2e-5, "rm": 1e-5, "prm": 1e-5, "dpo": 1e-6, "kto": 1e-6, "value": 1e-5}
+    assert [config_of(job).run.project for job in JOBS] == ["SFT", "RM", "DPO", "KTO", "PRM", "VALUE"]
 
 
 def test_one_evaluation_set_needs_no_name_and_several_do():
@@ -78,7 +78,7 @@ def test_one_evaluation_set_needs_no_name_and_several_do():
 def test_a_flag_that_a_command_lacks_is_refused_with_the_commands_that_have_it():
     with pytest.raises(ConfigError, match=r"^-temp: is a flag of coati-rl rl \| generate, and coati-rl sft lacks it$"):
         config_of("sft", "-temp", "1")
-    with pytest.raises(ConfigError, match=r"^--max-epochs: is a flag of coati-rl sft \| rm \| dpo \| kto \| prm, and"):
+    with pytest.raises(ConfigError, match=r"^--max-epochs: is a flag of coati-rl sft \| rm \| .* \| value, and"):
         parse(["--max-epochs", "3"])
     with pytest.raises(ConfigError, match=r"^--beta: is a flag of coati-rl dpo \| kto, and coati-rl rm lacks it$"):
         config_of("rm", "--beta", "0.1")

@@ -22,12 +22,22 @@ def pair(number):
     return {"prompt": f"q{number}", "chosen": WORDS[number % 3], "rejected": WORDS[3 + number % 3]}
 
 
+def rollout(number):
+    """A prompt of two tokens, then three of which one is a tool's; right answers begin with another token."""
+    token_ids = [70 + number % 2, 80, 90 + number % 3]
+    given = {"prompt_token_ids": [60, 61], "token_ids": token_ids, "turns": [[0, 1, "stop"], [2, 3, "length"]]}
+    known = {"step": 1, "uid": f"train-{number}.0", "sample": 0, "episode": 0, "response": "", "verdict": "ok"}
+    mask = [[True, 1], [False, 1], [True, 1]]
+    return {**known, **given, "loss_mask": mask, "reward": float(number % 2), "token_rewards": [[0, "env", 0.25]]}
+
+
 ROWS = {
     "sft": lambda number: {"messages": messages(number)},
     "rm": pair,
     "dpo": pair,
     "kto": lambda number: {"prompt": f"q{number}", "completion": WORDS[number % 6], "label": number % 2 == 0},
     "prm": lambda number: {"prompt": f"q{number}", "completions": ["ab", "cd"], "labels": [True, number % 2 == 0]},
+    "value": rollout,
 }
 OWN = {"prm": {"placeholder_token": "#", "reward_tokens": ["+", "-"]}, "kto": {"train_batch_size": 4}}
 METRICS = {
@@ -36,6 +46,7 @@ METRICS = {
     "dpo": {"rewards/accuracies", "rewards/margins"},
     "kto": {"rewards/margins", "kl"},
     "prm": {"step_accuracy"},
+    "value": {"explained_variance", "value_mean", "return_mean"},
 }
 
 

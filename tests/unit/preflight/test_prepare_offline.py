@@ -296,5 +296,5 @@ def test_a_dry_run_prints_the_plan_and_ends_with_0(run_command, model_dir, tmp_p
 
 
 def test_commands_of_the_package_are_listed_and_others_refused(capsys):
-    assert main([]) == 0 and "sft|rm|dpo|kto|prm" in capsys.readouterr().out
+    assert main([]) == 0 and "sft|rm|dpo|kto|prm|value" in capsys.readouterr().out
     assert main(["ppo"]) == 2 and "no command 'ppo'; use one of sft, rm," in capsys.readouterr().err

@@ -62,7 +62,8 @@ class TokenReturns:
     def __call__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, dict[str, Tensor]]:
         """Return the micro-batch with both arrays, and {"kl_sum": float64[]} with KL in the reward.
 
-        Returns are A_t + V_t with the critic's lambda; V_t are old_values, and carry no gradient.
+        Returns are A_t + V_t with the critic's lambda; V_t are old_values, and carry no gradient. The last return of a
+        sample that was cut is V_t: its value stands in for that of the state after it, and would run after itself.
         """
         arrays = micro_batch.loss_arrays
         mask, values = arrays["loss_mask"], arrays["old_values"].astype(np.float64)
@@ -83,6 +84,8 @@ class TokenReturns:
             if (critic := self.trace if self.critic_trace is None else self.critic_trace) != trace:
                 found = generalised_advantages(*of_sample, discount=self.discount, trace=critic, is_cut=is_cut)
                 returns[row, places] = found
+            if is_cut:
+                returns[row, places[-1]] = 0.0
         returns = np.where(mask, returns + values, 0.0)
         return micro_batch.with_arrays(
             advantages=advantages.astype(np.float32), returns=returns.astype(np.float32)

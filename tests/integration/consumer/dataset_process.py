@@ -75,6 +75,7 @@ def train(
         checkpoint_dir=out_dir,
         timeline=NO_TIMELINE,
         on_step=lambda: None,
+        objective_state={},
     )
     with train_loop(config, trainer, backend, source) as loop:
         num_steps = loop.run()

@@ -96,6 +96,8 @@ def plain_gradients(model_dir: Path, kind: str) -> tuple[dict[str, dict[str, Ten
         old = values.detach()
         advantages = torch.tensor(advantages_of(sample, old.double().numpy()), dtype=torch.float32)
         returns = advantages + old
+        if sample.token_ids[sample.num_prompt :][sample.counted][-1] % 2:  # cut
+            returns[-1] = old[-1]
         ratio = torch.exp(sample_logprobs(policy, sample) - torch.tensor(sample.rollout_logprobs))[counted]
         terms = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
         (scale * terms.sum()).backward()

@@ -102,6 +102,16 @@ def test_samples_of_a_row_are_apart_and_padding_is_0() -> None:
     assert (found[5], done.loss_arrays["returns"][0, 5]) == (0.0, 0.0)
 
 
+def test_the_value_that_stands_in_for_the_state_after_a_cut_does_not_run_after_itself() -> None:
+    value = 0.5
+    for _ in range(5):  # of an answer of one token, which is punished and cut each time
+        batch = micro_batch([[1]], [[0]], token_rewards=[[-1.0]], old_values=[[value]], is_cut=[[1]])
+        arrays = TokenReturns()(batch)[0].loss_arrays
+        assert arrays["advantages"][0, 0] == -1.0  # the policy is punished for it
+        value = float(arrays["returns"][0, 0])  # as a critic that has learned it
+    assert value == 0.5
+
+
 def numbers_of(rewards, values, is_cut):
     rewards, values = (each.astype(np.float32).astype(np.float64) for each in (rewards, values))
     return by_definition(rewards, values, 1.0, 0.9, is_cut)

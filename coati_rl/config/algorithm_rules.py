@@ -7,6 +7,7 @@ from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GAE, GDPO, compa
 from coati_rl.algorithms.choices import POLICY_LOSSES
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.config import Config
+from coati_rl.config.sampling import UNCUT
 from coati_rl.plugins import is_plugin
 
 SEQUENCE_CLIP = 0.01  # sequence ratios are means of logs: beyond this no response is ever clipped
@@ -37,7 +38,7 @@ def algorithm_warnings(config: Config) -> Iterator[str]:
     if config.renormalises:
         # The ratio of a renormalised probability to one of a full softmax is biased.
         overridden = " in spite of --old-logprobs engine" if algorithm.old_logprobs == "engine" else ""
-        yield f"--top-k, --top-p: engines renormalise what is left, so the trainer recomputes old_logprobs{overridden}"
+        yield f"{', '.join(UNCUT)}: engines renormalise what is left, so the trainer recomputes old_logprobs{overridden}"
     if algorithm.kl_place == "loss" and algorithm.kl_estimator == "k1":
         yield (
             "--kl-estimator k1 in the loss: the expectation of its gradient is 0, so it holds nothing back; "
@@ -188,17 +189,10 @@ def _off_policy(config: Config) -> Iterator[str]:
 
 def _renormalised(config: Config) -> Iterator[str]:
     """Refuse to compare probabilities over the tokens that sampling leaves with those over all tokens."""
-    sampling = config.sampling
-    cut = " and ".join(
-        f"{name} {value:g}"
-        for name, value, is_cut in (
-            ("--top-k", sampling.top_k, sampling.top_k is not None),
-            ("--top-p", sampling.top_p, sampling.top_p < 1),
-        )
-        if is_cut
-    )
+    cut = " and ".join(f"{flag} {value:g}" for flag, value in config.sampling.cuts.items())
     if not cut:
         return
+    uncut = " ".join(f"{flag} {value}" for flag, value in UNCUT.items())
     for flag, value, off in (
         ("--off-policy-correction", config.algorithm.off_policy_correction, "none"),
         ("--on-logprob-gap", config.sync.on_logprob_gap, "stop"),
@@ -207,7 +201,7 @@ def _renormalised(config: Config) -> Iterator[str]:
             yield (
                 f"{flag} {value} with {cut}: divides the trainer's probability, over all tokens, by the engine's, "
                 "renormalised over those that are left, so the weight would be biased; sample from all tokens "
-                f"(--top-k None --top-p 1), or use {flag} {off}"
+                f"({uncut}), or use {flag} {off}"
             )
 
 

@@ -12,8 +12,8 @@ from coati_rl.config import Config
 from coati_rl.data.chat_template import apply_chat_template
 from coati_rl.members import Members
 from coati_rl.samples import Sample
-from coati_rl.types import Completion as EngineCompletion
 from coati_rl.types import CUTS, GenerationRequest, SamplingParams
+from coati_rl.types import Completion as EngineCompletion
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or a conversation
 

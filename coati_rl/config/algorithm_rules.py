@@ -38,7 +38,8 @@ def algorithm_warnings(config: Config) -> Iterator[str]:
     if config.renormalises:
         # The ratio of a renormalised probability to one of a full softmax is biased.
         overridden = " in spite of --old-logprobs engine" if algorithm.old_logprobs == "engine" else ""
-        yield f"{', '.join(UNCUT)}: engines renormalise what is left, so the trainer recomputes old_logprobs{overridden}"
+        flags = ", ".join(UNCUT)
+        yield f"{flags}: engines renormalise what is left, so the trainer recomputes old_logprobs{overridden}"
     if algorithm.kl_place == "loss" and algorithm.kl_estimator == "k1":
         yield (
             "--kl-estimator k1 in the loss: the expectation of its gradient is 0, so it holds nothing back; "

@@ -147,13 +147,14 @@ def _known_spellings(argv: Sequence[str], names: set[str], job: type[JobConfig])
     """--train_batch_size is --train-batch-size and the other way round. Raises: ConfigError for an unknown flag."""
     by_hyphens = {name.replace("_", "-"): name for name in names}
     known = []
-    for word, after in zip(argv, [*argv[1:], None], strict=True):
+    for number, word in enumerate(argv, 1):
         glued = re.fullmatch(r"(-[A-Za-z]+)(\d+)", word)  # -t4 is -t 4
         name, equals, value = (glued[1], "=", glued[2]) if glued else word.partition("=")
         if re.fullmatch(r"--?[A-Za-z][\w.-]*", name):
             found = by_hyphens.get(name.replace("_", "-"))
             if found is None:
-                if job is Config and (told := penalty_refusal(name, value if equals else after)):
+                given = value if equals else next(iter(argv[number:]), None)
+                if job is Config and (told := penalty_refusal(name, given)):
                     raise ConfigError(told)
                 if others := commands_with(name):
                     raise ConfigError(f"{name}: is a flag of coati-rl {' | '.join(others)}, and {job.prog()} lacks it")

@@ -52,7 +52,7 @@ class DatasetFields(Section):
     )
     chat_template_kwargs: dict[str, Any] = experiment(
         {},
-        "Variables of the chat template, in all conversations, as a JSON object such as '{\"enable_thinking\": false}'; "
+        "Variables of the chat template for all conversations, a JSON object such as '{\"enable_thinking\": false}'; "
         "those of a row's column of this name win.",
     )
     template_date: str | None = experiment(

@@ -34,8 +34,8 @@ class GenerateSamplingConfig(Section):
     min_p: float = shared_field(SamplingConfig, "min_p")
     repetition_penalty: float = experiment(
         1.0,
-        "Divide positive logits of tokens that came before, in prompt or response, by this, and multiply negative ones; "
-        "1: none.",
+        "Divide positive logits of tokens that came before, in prompt or response, by this, and multiply negative "
+        "ones; 1: none.",
         gt=0,
     )
     max_new_tokens: int = shared_field(SamplingConfig, "max_new_tokens")

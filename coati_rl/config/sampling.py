@@ -79,7 +79,7 @@ class SamplingConfig(Section):
 
     @property
     def cuts(self) -> dict[str, float]:
-        """Return the flags of training that leave tokens out, with their values; engines renormalise over the others."""
+        """Return the flags of training that leave tokens out, with their values; engines renormalise over the rest."""
         given = {"--top-k": self.top_k, "--top-p": self.top_p, "--min-p": self.min_p}
         return {flag: value for flag, value in given.items() if value is not None and value != UNCUT[flag]}
 

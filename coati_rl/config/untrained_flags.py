@@ -1,12 +1,12 @@
-"""Refuse, in a run, settings of sampling that other systems have and whose log-probabilities trainers do not compute."""
+"""Refuse, in a run, sampling settings of other systems whose log-probabilities trainers do not compute."""
 
 from typing import Any
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _OF_GENERATE = _PENALTIES[:1]
 _REASON = (
-    "changes the logits of tokens that came before, and trainers compute log-probabilities without that, so that what is "
-    "trained would be another distribution than the one that was sampled from; leave it out"
+    "changes the logits of tokens that came before, and trainers compute log-probabilities without that, so that they "
+    "would train another distribution than the one that was sampled from; leave it out"
 )
 
 

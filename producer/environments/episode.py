@@ -31,7 +31,8 @@ class EpisodeTask:
     seed: int  # the same in the episodes of a prompt, so that they begin in the same state
     episode: int  # of the prompt, from 0
     purpose: Purpose  # "train" or "eval"
-    # Of a turn, as the run's flags say: temperature (0 is greedy), top_p, top_k (None: all), min_p, max_new_tokens, stop.
+    # Of a turn, as the run's flags say: temperature (0 is greedy), top_p, top_k (None: all), min_p, max_new_tokens and
+    # stop.
     sampling: dict[str, Any] = field(default_factory=dict)
 
 

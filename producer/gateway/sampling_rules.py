@@ -16,8 +16,8 @@ class SamplingRules:
 
     Where the tokens are trained, the objective divides the logits by the temperature of each token and takes the
     softmax over all tokens. So the temperature is the client's choice, unless it is 0; another top-p, top-k or min-p
-    than the run's is not, unless trainers compute the log-probabilities of the sampling policy themselves. A temperature that
-    the engine does not sample at is refused in any case.
+    than the run's is not, unless trainers compute the log-probabilities of the sampling policy themselves. A
+    temperature that the engine does not sample at is refused in any case.
     """
 
     sampling: SamplingParams

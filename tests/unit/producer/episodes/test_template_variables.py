@@ -12,6 +12,9 @@ from tests.unit.producer.episodes.conftest import QUESTION
 NO_THOUGHT = "<think>\n\n</think>\n\n"  # with enable_thinking false, in place of the policy's own
 GAME = """
 class Game:
+    def reset(self, task):
+        pass
+
     def step(self, action):
         return [{"role": "user", "content": f"again {action.turn}"}], 1.0, action.turn == 2, {}
 """

@@ -153,7 +153,8 @@ def _known_spellings(argv: Sequence[str], names: set[str], job: type[JobConfig])
         if re.fullmatch(r"--?[A-Za-z][\w.-]*", name):
             found = by_hyphens.get(name.replace("_", "-"))
             if found is None:
-                given = value if equals else next(iter(argv[number:]), None)
+                after = (each for each in argv[number : number + 1] if not each.startswith("--"))
+                given = value if equals else next(after, None)
                 if job is Config and (told := penalty_refusal(name, given)):
                     raise ConfigError(told)
                 if others := commands_with(name):

@@ -25,6 +25,7 @@ def refusal(make, *given):
         (["--repetition-penalty", "1.1"], f"--repetition-penalty 1.1: {REASON} (coati-rl generate has it)"),
         (["--repetition_penalty=1.1"], f"--repetition_penalty 1.1: {REASON} (coati-rl generate has it)"),
         (["--rollout.presence_penalty", "0.5"], f"--rollout.presence_penalty 0.5: {REASON}"),
+        (["--frequency-penalty", "--min-p", "0.1"], f"--frequency-penalty: {REASON}"),
         (["--frequency-penalty"], f"--frequency-penalty: {REASON}"),
     ],
 )

@@ -9,7 +9,7 @@ from coati_rl.config.cli import build_job
 from coati_rl.config.commands import OFFLINE
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
-from coati_rl.preflight.resources import checked_model_config, load_tokenizer, resolve_model
+from coati_rl.preflight.resources import checked_model_config, load_run_tokenizer, resolve_model
 from coati_rl.preflight.sample_rows import with_sample_rows
 from coati_rl.types import Device
 
@@ -32,8 +32,7 @@ def model_dir(model: str | Path) -> Path:
 
 def tokenizer_of(config: TrainingConfig) -> Any:
     """Return the model's tokenizer, which may have no chat template."""
-    template = config.data.chat_template
-    return load_tokenizer(Path(config.model.model), chat_template=template, needs_chat_template=False)
+    return load_run_tokenizer(Path(config.model.model), config.data, needs_chat_template=False)
 
 
 def trainer_config(model: str | Path, loss: Any, *, num_trainers: int, device: Device, **flags: Any) -> TrainingConfig:

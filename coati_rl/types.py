@@ -18,6 +18,7 @@ RolloutDetail = Literal["full", "text"]
 
 DEFAULT_TASK = "default"  # of rows that name none: the run's own reward, system prompt and sampling
 MAX_REWARD = 1e9  # largest absolute value: the square of a larger one may overflow float32 gradients
+CUTS = ("top_p", "top_k", "min_p")  # of SamplingParams: they leave tokens out, and engines renormalise over the rest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +28,8 @@ class SamplingParams:
     temperature: float = 1.0  # 0 means greedy
     top_p: float = 1.0
     top_k: int | None = None  # None means all tokens
+    min_p: float = 0.0  # tokens of at least this share of the likeliest one's probability; 0 means all
+    repetition_penalty: float = 1.0  # of tokens that came before; 1 in training, whose softmax has none
     max_new_tokens: int = 3584
     stop: tuple[str, ...] = ()
     seed: int = 0
@@ -87,7 +90,7 @@ class Completion:
     """Hold one sample of a request. Token ids are those that the engine sampled; text is never retokenised."""
 
     token_ids: np.ndarray  # int32[T], includes the stop or EOS token when one was sampled
-    logprobs: np.ndarray  # float32[T], nats, of the processed (temperature, top-k, top-p) distribution
+    logprobs: np.ndarray  # float32[T], nats, of the processed (temperature, top-k, top-p, min-p) distribution
     policy_versions: np.ndarray  # int32[T], policy version that sampled each token
     finish_reason: FinishReason
     text: str

@@ -12,8 +12,8 @@ from coati_rl.config import Config
 from coati_rl.data.chat_template import apply_chat_template
 from coati_rl.members import Members
 from coati_rl.samples import Sample
+from coati_rl.types import CUTS, GenerationRequest, SamplingParams
 from coati_rl.types import Completion as EngineCompletion
-from coati_rl.types import GenerationRequest, SamplingParams
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or a conversation
 
@@ -85,7 +85,9 @@ class EngineClient:
         first = sampling.pop("seed", self._config.run.seed + self._num_samples)
         self._num_samples += n * len(prompts)
         base = SamplingParams(
-            temperature=own.temperature, top_p=own.top_p, top_k=own.top_k, max_new_tokens=own.max_new_tokens
+            temperature=own.temperature,
+            max_new_tokens=own.max_new_tokens,
+            **{name: getattr(own, name) for name in CUTS},
         )
         base = replace(base, **{"stop": tuple(own.stop or ()), **sampling})
         requests = [

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from coati_rl.config import Config
 from coati_rl.errors import ConfigError
 from coati_rl.preflight.prompts import EnvironmentFacts
-from coati_rl.preflight.resources import load_tokenizer
+from coati_rl.preflight.resources import load_run_tokenizer
 from coati_rl.reward_spec import ENVIRONMENT_REWARD, parse_reward_type
 from producer.environments.chat import ChatTemplate, TemplateError, check_template
 from producer.environments.compatible.run_limits import RunLimits
@@ -99,12 +99,7 @@ def make_environment(config: Config, *, log_dir: Path | None = None) -> OwnedEnv
         return make_agents(config, errors=None if log_dir is None else log_dir / "agents")
     data = config.data
     is_text = data.input_template is not None
-    tokenizer = load_tokenizer(
-        Path(config.model.model),
-        chat_template=data.chat_template,
-        template_date=data.template_date,
-        needs_chat_template=not is_text,
-    )
+    tokenizer = load_run_tokenizer(Path(config.model.model), data, needs_chat_template=not is_text)
     limits = EpisodeLimits(
         max_turns=environment.max_turns, max_tokens=config.max_model_len, timeout_s=environment.env_timeout
     )
@@ -129,6 +124,7 @@ def make_environment(config: Config, *, log_dir: Path | None = None) -> OwnedEnv
         model=str(config.model.model),
         chat_template=data.chat_template,
         template_date=data.template_date,
+        chat_template_kwargs=data.chat_template_kwargs,
         max_turns=limits.max_turns,
         max_tokens=limits.max_tokens,
         needs_chat_template=not is_text,

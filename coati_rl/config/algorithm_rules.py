@@ -9,6 +9,7 @@ from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.config import Config
 from coati_rl.config.control_rules import selection_problems
 from coati_rl.config.fields import shown
+from coati_rl.config.sampling import UNCUT
 from coati_rl.plugins import is_plugin
 
 SEQUENCE_CLIP = 0.01  # sequence ratios are means of logs: beyond this no response is ever clipped
@@ -40,7 +41,8 @@ def algorithm_warnings(config: Config) -> Iterator[str]:
     if config.renormalises:
         # The ratio of a renormalised probability to one of a full softmax is biased.
         overridden = " in spite of --old-logprobs engine" if algorithm.old_logprobs == "engine" else ""
-        yield f"--top-k, --top-p: engines renormalise what is left, so the trainer recomputes old_logprobs{overridden}"
+        flags = ", ".join(UNCUT)
+        yield f"{flags}: engines renormalise what is left, so the trainer recomputes old_logprobs{overridden}"
     if algorithm.kl_place == "loss" and algorithm.kl_estimator == "k1":
         yield (
             "--kl-estimator k1 in the loss: the expectation of its gradient is 0, so it holds nothing back; "
@@ -210,23 +212,16 @@ def _off_policy(config: Config) -> Iterator[str]:
 
 def _renormalised(config: Config) -> Iterator[str]:
     """Refuse to compare probabilities over the tokens that sampling leaves with those over all tokens."""
-    sampling = config.sampling
-    cut = " and ".join(
-        f"{name} {value:g}"
-        for name, value, is_cut in (
-            ("--top-k", sampling.top_k, sampling.top_k is not None),
-            ("--top-p", sampling.top_p, sampling.top_p < 1),
-        )
-        if is_cut
-    )
+    cut = " and ".join(f"{flag} {value:g}" for flag, value in config.sampling.cuts.items())
     if not cut:
         return
+    uncut = " ".join(f"{flag} {value}" for flag, value in UNCUT.items())
     threshold = config.algorithm.off_policy_mask_threshold
     if threshold is not None:
         yield (
             f"--off-policy-mask-threshold {threshold:g} with {cut}: compares the trainer's probability, over all "
-            "tokens, with the engine's, renormalised over those that are left; sample from all tokens "
-            "(--top-k None --top-p 1), or leave it out"
+            f"tokens, with the engine's, renormalised over those that are left; sample from all tokens ({uncut}), or "
+            "leave it out"
         )
     for flag, value, off in (
         ("--off-policy-correction", config.algorithm.off_policy_correction, "none"),
@@ -236,7 +231,7 @@ def _renormalised(config: Config) -> Iterator[str]:
             yield (
                 f"{flag} {value} with {cut}: divides the trainer's probability, over all tokens, by the engine's, "
                 "renormalised over those that are left, so the weight would be biased; sample from all tokens "
-                f"(--top-k None --top-p 1), or use {flag} {off}"
+                f"({uncut}), or use {flag} {off}"
             )
 
 

@@ -23,12 +23,15 @@ from coati_rl.config.other_names import answer_for
 from coati_rl.config.presets import without_dependents
 from coati_rl.config.sections import JobConfig
 from coati_rl.config.tasks import TaskConfig
+from coati_rl.config.untrained_flags import penalty_refusal
 from coati_rl.config.yaml_file import did_you_mean, read_yaml
 from coati_rl.errors import ConfigError
 
 Job = TypeVar("Job", bound=JobConfig)
 
 _PATHS = ("dataset", "eval_dataset")  # repeated for several
+# JSON objects, with an example of each.
+_OBJECTS = {"tasks": '{"math": {"reward_type": "boxed"}}', "chat_template_kwargs": '{"enable_thinking": false}'}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -109,9 +112,8 @@ def _add_flag(parser: argparse._ArgumentGroup, name: str, field: FieldInfo) -> N
         options["metavar"] = described(field, "metavar") or _metavar(field)
         if field.annotation == list[str] or name in _PATHS:
             options["action"] = "append"
-    default = (
-        "" if field.default is None or field.default is False or field.default == [] else f" [{shown(field.default)}]"
-    )
+    is_empty = field.default is None or field.default is False or field.default in ([], {})
+    default = "" if is_empty else f" [{shown(field.default)}]"
     parser.add_argument(*names, help=f"{field.description}{default}".replace("%", "%%"), **options)
 
 
@@ -145,12 +147,16 @@ def _known_spellings(argv: Sequence[str], names: set[str], job: type[JobConfig])
     """--train_batch_size is --train-batch-size and the other way round. Raises: ConfigError for an unknown flag."""
     by_hyphens = {name.replace("_", "-"): name for name in names}
     known = []
-    for word in argv:
+    for number, word in enumerate(argv, 1):
         glued = re.fullmatch(r"(-[A-Za-z]+)(\d+)", word)  # -t4 is -t 4
         name, equals, value = (glued[1], "=", glued[2]) if glued else word.partition("=")
         if re.fullmatch(r"--?[A-Za-z][\w.-]*", name):
             found = by_hyphens.get(name.replace("_", "-"))
             if found is None:
+                after = (each for each in argv[number : number + 1] if not each.startswith("--"))
+                given = value if equals else next(after, None)
+                if job is Config and (told := penalty_refusal(name, given)):
+                    raise ConfigError(told)
                 if others := commands_with(name):
                     raise ConfigError(f"{name}: is a flag of coati-rl {' | '.join(others)}, and {job.prog()} lacks it")
                 remedy = answer_for(name) or did_you_mean(name, names, "--help lists the flags")
@@ -190,12 +196,14 @@ def _from_text(name: str, value: Any, job: type[JobConfig]) -> Any:
         return None if texts[-1] == "None" else read_paths(spelling(name, field), texts, needs_names=needs_names)
     if value == "None":
         return None
-    if name == "tasks" and isinstance(value, str):
+    if name in _OBJECTS and isinstance(value, str):
         try:
             return json.loads(value)
         except json.JSONDecodeError as error:
-            remedy = """write '{"math": {"reward_type": "boxed"}}', or tasks: in a --config file"""
-            raise ConfigError(f"--tasks {value!r}: not JSON ({error}); {remedy}") from error
+            remedy = f"write '{_OBJECTS[name]}', or {name}: in a --config file"
+            raise ConfigError(
+                f"{spelling(name, job.fields()[name])} {value!r}: not JSON ({error}); {remedy}"
+            ) from error
     return value
 
 
@@ -205,10 +213,14 @@ def _explain(problem: Any, values: dict[str, Any], job: type[JobConfig]) -> str:
     name, *parts = [*problem["loc"][1:], ""] if problem["loc"] and problem["loc"][0] in job.sections() else [""]
     if problem["type"] == "extra_forbidden" and name == "tasks":
         task, setting = parts[:2]
+        if job is Config and (told := penalty_refusal(str(setting), problem["input"])):
+            return f"--tasks {task!r}: {told}"
         known = tuple(TaskConfig.model_fields)
         remedy = did_you_mean(str(setting), known, f"use {', '.join(known)}")
         return f"--tasks {task!r}: {setting!r}: no setting of a task; {remedy}"
     if problem["type"] == "extra_forbidden":
+        if job is Config and (told := penalty_refusal(str(problem["loc"][-1]), problem["input"])):
+            return told
         return f"unknown field {'.'.join(str(part) for part in problem['loc'])!r}; --help lists the fields"
     if name not in fields:
         return message

@@ -151,8 +151,8 @@ class Config(TrainingConfig):
     def recomputes_old_logprobs(self) -> bool:
         """True if old_logprobs are the trainer's own: asked for, or as the engine's would not do.
 
-        Engines renormalise under top-k and top-p, while the trainer's softmax is over all tokens; a correction compares
-        the two.
+        Engines renormalise under top-k, top-p and min-p, while the trainer's softmax is over all tokens; a correction
+        compares the two.
         """
         algorithm = self.algorithm
         return algorithm.old_logprobs == "trainer" or self.renormalises or algorithm.off_policy_correction != "none"
@@ -168,8 +168,7 @@ class Config(TrainingConfig):
     @property
     def renormalises(self) -> bool:
         """True if engines sample from a part of the vocabulary, for any task, and give probabilities over that part."""
-        settings = [each.sampling for each in self.by_task.values()]
-        return any(each.top_k is not None or each.top_p < 1.0 for each in settings)
+        return any(each.sampling.cuts for each in self.by_task.values())
 
     @property
     def num_kept_versions(self) -> int:

@@ -50,13 +50,22 @@ class DatasetFields(Section):
         "are saved with it.",
         metavar="FILE",
     )
-
+    chat_template_kwargs: dict[str, Any] = experiment(
+        {},
+        "Variables of the chat template for all conversations, a JSON object such as '{\"enable_thinking\": false}'; "
+        "those of a row's column of this name win.",
+    )
     template_date: str | None = experiment(
         None,
         "Date that chat templates write as today's (YYYY-MM-DD, or with Thh:mm:ss), where they write one; default: "
         "that of the run's start, which checkpoints keep.",
         metavar="DATE",
     )
+
+    @field_validator("chat_template_kwargs", mode="before")
+    @classmethod
+    def _none_is_no_variable(cls, value: Any) -> Any:
+        return {} if value is None else value
 
     @field_validator("template_date")
     @classmethod

@@ -31,6 +31,13 @@ class GenerateSamplingConfig(Section):
     temperature: Temperature = experiment(1.0, "Sampling temperature; 0 is greedy.", short="-temp", ge=0)
     top_k: int | None = shared_field(SamplingConfig, "top_k")
     top_p: float = shared_field(SamplingConfig, "top_p")
+    min_p: float = shared_field(SamplingConfig, "min_p")
+    repetition_penalty: float = experiment(
+        1.0,
+        "Divide positive logits of tokens that came before, in prompt or response, by this, and multiply negative "
+        "ones; 1: none.",
+        gt=0,
+    )
     max_new_tokens: int = shared_field(SamplingConfig, "max_new_tokens")
     stop: list[str] = shared_field(SamplingConfig, "stop")
     seed: int = experiment(0, "Seed of sampling; each sample has a seed of its own, which follows from it.", ge=0)

@@ -215,6 +215,8 @@ def prompt_problems(config: Config) -> Iterator[str]:
         return
     if data.chat_template is not None:
         yield "--input-template with --chat-template: text is written by one of them; leave the other out"
+    if data.chat_template_kwargs:
+        yield "--input-template with --chat-template-kwargs: no chat template reads them; leave one of the two out"
     own = {f"--tasks {name}: ": task.system_prompt for name, task in (data.tasks or {}).items()}
     for where, system_prompt in {"": data.system_prompt, **own}.items():
         if system_prompt:

@@ -7,6 +7,7 @@ from pydantic import AfterValidator
 from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.config.named_values import NamedValues
 
+UNCUT = {"--top-k": None, "--top-p": 1, "--min-p": 0}  # the values with which no token is left out
 _MIN_TEMPERATURE = 0.01  # vLLM takes this for any that is lower, but for 0
 
 
@@ -36,6 +37,9 @@ class SamplingConfig(Section):
     temperature: Temperature = experiment(1.0, "Sampling temperature; the loss uses the same.", short="-temp", gt=0)
     top_k: int | None = experiment(None, "Sample among the k likeliest tokens; default: all.", short="-topk", ge=1)
     top_p: float = experiment(1.0, "Sample among the likeliest tokens that hold this mass.", short="-topp", gt=0, le=1)
+    min_p: float = experiment(
+        0.0, "Sample among the tokens of at least this share of the likeliest one's probability; 0: all.", ge=0, le=1
+    )
     max_new_tokens: int = experiment(3584, "Tokens per response at most.", short="-mnt", ge=1)
     max_episode_tokens: int | None = experiment(
         None, "Tokens of an episode at most, prompt of -mpt and all turns after it; default: mpt + mnt.", ge=2
@@ -72,6 +76,12 @@ class SamplingConfig(Section):
     )
     eval_temperature: Temperature = execution(0.0, "Sampling temperature of evaluations; 0 is greedy.", ge=0)
     eval_top_p: float = execution(1.0, "As --top-p, of evaluations.", gt=0, le=1)
+
+    @property
+    def cuts(self) -> dict[str, float]:
+        """Return the flags of training that leave tokens out, with their values; engines renormalise over the rest."""
+        given = {"--top-k": self.top_k, "--top-p": self.top_p, "--min-p": self.min_p}
+        return {flag: value for flag, value in given.items() if value is not None and value != UNCUT[flag]}
 
     @property
     def largest_group(self) -> int:

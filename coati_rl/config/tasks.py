@@ -33,6 +33,7 @@ class TaskConfig(BaseModel):
     temperature: Temperature = Field(1.0, gt=0)
     top_k: int | None = Field(None, ge=1)
     top_p: float = Field(1.0, gt=0, le=1)
+    min_p: float = Field(0.0, ge=0, le=1)
     max_new_tokens: int = Field(1, ge=1)
     stop: list[str] = []
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import yaml
 
+from coati_rl.config.config import Config
 from coati_rl.config.sections import JobConfig
+from coati_rl.config.untrained_flags import penalty_refusal
 from coati_rl.errors import ConfigError
 
 
@@ -48,6 +50,8 @@ def _refuse_unknown(path: Path, job: type[JobConfig], values: dict[str, Any]) ->
     section_of, sections = job.section_of(), job.sections()
     for key, value in values.items():
         if key not in section_of and key not in sections:
+            if job is Config and (told := penalty_refusal(str(key), value)):
+                raise ConfigError(f"--config {path}: {told}")
             remedy = did_you_mean(
                 str(key), [*section_of, *sections], "--help lists the fields (hyphens become underscores)"
             )
@@ -55,6 +59,8 @@ def _refuse_unknown(path: Path, job: type[JobConfig], values: dict[str, Any]) ->
         for name in value if isinstance(value, dict) and job.is_section(key, value) else ():
             if section_of.get(name) == key:
                 continue
+            if job is Config and (told := penalty_refusal(f"{key}.{name}", value[name])):
+                raise ConfigError(f"--config {path}: {told}")
             remedy = did_you_mean(str(name), sections[key].model_fields, f"--help {key} lists the fields of {key}")
             if name in section_of:
                 remedy = f"it belongs to {section_of[name]}"

@@ -12,7 +12,7 @@ from coati_rl.data.batcher import BatchSettings
 from coati_rl.data.group_rules import GroupRules, LengthLimit
 from coati_rl.data.sample_selection import SelectionSettings
 from coati_rl.plugins import is_plugin
-from coati_rl.types import DEFAULT_TASK, Purpose, SamplingParams
+from coati_rl.types import CUTS, DEFAULT_TASK, Purpose, SamplingParams
 
 _PROBE_TOKENS = 256  # enough for a stable mean, cheap for any model
 
@@ -178,7 +178,7 @@ def _sampling_plan(config: Config, sampling: Callable[[Config], SamplingParams],
 def _sampling(config: Config) -> SamplingParams:
     sampling = config.sampling
     usual = _evaluation(config)
-    return replace(usual, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
+    return replace(usual, temperature=sampling.temperature, **{name: getattr(sampling, name) for name in CUTS})
 
 
 def _evaluation(config: Config) -> SamplingParams:

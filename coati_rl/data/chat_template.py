@@ -1,19 +1,22 @@
-"""Give a tokenizer the chat template of --chat-template, fix the date that templates write, and apply them.
+"""Give a tokenizer the chat template, its variables and the date that it writes of a run's flags, and apply it.
 
 Some templates write today's date (Llama 3.1, Granite, gpt-oss): they call `strftime_now`, a function that transformers
 gives them. A run has one date, so that its prompts are the same in all its processes, and when it is resumed.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from inspect import signature
 from typing import Any
 
+from coati_rl.data.row_messages import template_options_of
 from coati_rl.data.tool_arguments import with_object_arguments, with_text_arguments
 from coati_rl.errors import ConfigError
 
+VARIABLES_FLAG = "--chat-template-kwargs"
 _CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + 'END\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -49,22 +52,46 @@ def writes_date(tokenizer: Any) -> bool:
 
 
 def now() -> str:
-    """Return the local date and time, as `fix_date` takes them."""
+    """Return the local date and time, as `set_variables` takes them."""
     return datetime.now().isoformat(timespec="seconds")
 
 
-def fix_date(tokenizer: Any, date: str | None) -> None:
-    """Let the templates of this tokenizer write another date than today's.
+def set_variables(tokenizer: Any, *, date: str | None, variables: Mapping[str, Any]) -> None:
+    """Let the templates of this tokenizer read variables, and write another date than today's.
 
     Args:
-        tokenizer: changed in place, whoever applies its template.
+        tokenizer: changed in place, whoever applies its template; variables that are given then win, by name.
         date: local date, or date and time, in ISO format; None: today's.
+        variables: of --chat-template-kwargs, by name, in place of those that were set before.
+    Raises: ConfigError for what no column chat_template_kwargs of a row may hold.
     """
     tokenizer.__dict__.pop("apply_chat_template", None)
+    given = template_options_of({"chat_template_kwargs": variables}, VARIABLES_FLAG)
+    check_options(tokenizer, given, VARIABLES_FLAG)
     if date is not None:
-        strftime = datetime.fromisoformat(date).strftime
-        apply = type(tokenizer).apply_chat_template
-        tokenizer.apply_chat_template = partial(apply, tokenizer, strftime_now=strftime)
+        given["strftime_now"] = datetime.fromisoformat(date).strftime
+    if given:
+        tokenizer.apply_chat_template = partial(type(tokenizer).apply_chat_template, tokenizer, **given)
+
+
+def reads(template: str, name: str) -> bool:
+    """Return True if a template may read a variable: its name occurs in it."""
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
+def unread_warnings(tokenizer: Any, variables: Mapping[str, Any], *, is_applied: bool = True) -> Iterator[str]:
+    """Return the variables of --chat-template-kwargs that no template of the tokenizer reads.
+
+    Args:
+        tokenizer: of the model, with the run's template.
+        variables: of the flag.
+        is_applied: rows are conversations, which the template renders.
+    """
+    for name in variables:
+        if not is_applied:
+            yield f"{VARIABLES_FLAG}: {name} has no effect, as rows are plain text"
+        elif not reads(str(tokenizer.chat_template), name):
+            yield f"{VARIABLES_FLAG}: {name} has no effect, as the model's chat template does not read it"
 
 
 def template_of(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -98,10 +125,11 @@ def apply_chat_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], w
 
 
 def check_options(tokenizer: Any, options: Mapping[str, Any], where: str) -> None:
-    """Refuse variables of a row's chat_template_kwargs that the tokenizer's own method takes. Raises: ConfigError."""
+    """Refuse variables of chat_template_kwargs that the tokenizer's own method takes. Raises: ConfigError."""
     if not options:
         return
-    own = [name for name in signature(tokenizer.apply_chat_template).parameters if name != "documents"]
+    parameters = signature(type(tokenizer).apply_chat_template).parameters
+    own = {*parameters, "messages", "strftime_now", "raise_exception"} - {"documents"}
     if taken := [name for name in options if name in own]:
         raise ConfigError(
             f"{where}: chat_template_kwargs sets {taken[0]}, which is not the template's to read; leave it out"

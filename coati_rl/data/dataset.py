@@ -82,7 +82,7 @@ def checked_row(row: Any, tasks: RowTasks, where: str) -> TaskRow:
     if template_options_of(row, where) and not task.takes_template_options:
         raise ConfigError(
             f"{where}: has chat_template_kwargs, which the turns of an environment or agent are not rendered with; "
-            "leave the column out, and set the variables in a template of --chat-template"
+            "leave the column out, and set the variables for all rows by --chat-template-kwargs"
         )
     return TaskRow(fields=row, task=task)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
+from coati_rl.data.chat_template import unread_warnings
 from coati_rl.preflight.critic import with_critic
 from coati_rl.preflight.resources import (
     checked_model_config,
@@ -55,7 +56,8 @@ def with_run_models(
     if config.algorithm.has_critic:
         models["--critic-model"] = config.critic.critic_model or config.model.model
     config, of_rows = with_sample_rows(config, models, try_model=try_model)
-    return config, tokenizer, [*of_teacher, *of_critic, *of_rows]
+    of_template = unread_warnings(tokenizer, config.data.chat_template_kwargs)
+    return config, tokenizer, [*of_template, *of_teacher, *of_critic, *of_rows]
 
 
 def with_dataset_models(
@@ -91,7 +93,8 @@ def with_dataset_models(
         is_dry_run=is_dry_run,
     )
     config, of_rows = with_sample_rows(config, _computed_models(config), try_model=try_model)
-    return config, tokenizer, [*warnings, *of_rows]
+    of_template = unread_warnings(tokenizer, config.data.chat_template_kwargs, is_applied=needs_chat_template)
+    return config, tokenizer, [*of_template, *warnings, *of_rows]
 
 
 def _with_reference(

@@ -17,14 +17,14 @@ from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.coordinator.leases import LeaseTable, SamplingPlan
-from coati_rl.data.chat_template import fix_date, now, writes_date
+from coati_rl.data.chat_template import now, set_variables, unread_warnings, writes_date
 from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.check import Use
 from coati_rl.preflight.prompts import RewardFacts, load_run_rows, make_run_prompts
-from coati_rl.preflight.resources import checked_model_config, load_tokenizer, resolve_model
+from coati_rl.preflight.resources import checked_model_config, load_run_tokenizer, resolve_model
 from coati_rl.preflight.size_checks import check_length
-from coati_rl.types import Device, Prompt, SamplingParams
+from coati_rl.types import CUTS, Device, Prompt, SamplingParams
 
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 _NO_REWARDS = RewardFacts(default_system_prompt=lambda _: "", needs_ground_truth=lambda _: False)
@@ -62,8 +62,8 @@ class PreparedGeneration:
         def params(settings: Any) -> SamplingParams:
             return SamplingParams(
                 temperature=settings.temperature,
-                top_p=settings.top_p,
-                top_k=settings.top_k,
+                **{name: getattr(settings, name) for name in CUTS},
+                repetition_penalty=sampling.repetition_penalty,
                 max_new_tokens=settings.max_new_tokens,
                 stop=tuple(settings.stop),
             )
@@ -108,17 +108,18 @@ def prepare_generation(
     hf_config, of_files = checked_model_config(model, *uses, precision=resolve_precision(run, device))
     check_length(run, hf_config)
     data = config.data
-    tokenizer = load_tokenizer(model, chat_template=data.chat_template, needs_chat_template=data.input_template is None)
+    tokenizer = load_run_tokenizer(model, data, needs_chat_template=data.input_template is None)
     if writes_date(tokenizer):
         date = data.template_date or (earlier or {}).get("template_date") or now()
         config = config.with_changes(template_date=date)
-        fix_date(tokenizer, date)
+        set_variables(tokenizer, date=date, variables=data.chat_template_kwargs)
     prompts, _ = make_run_prompts(rows, run, tokenizer)
     if not prompts.prompts:
         raise ConfigError(
             f"--dataset: all {prompts.num_refused} prompts exceed --max-prompt-tokens {config.data.max_prompt_tokens}"
         )
-    warnings = [*of_files, *(reward_warnings(run) if config.is_scored else ())]
+    of_template = unread_warnings(tokenizer, data.chat_template_kwargs)
+    warnings = [*of_files, *of_template, *(reward_warnings(run) if config.is_scored else ())]
     if prompts.num_refused:
         limit = config.data.max_prompt_tokens
         warnings.append(f"--dataset: {prompts.num_refused} prompts exceed --max-prompt-tokens {limit}: left out")

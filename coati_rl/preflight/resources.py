@@ -1,12 +1,14 @@
 """Find the devices and the model of a job, before anything starts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coati_rl.checkpoint.resumed_run import kept_date
+from coati_rl.config.data import DatasetFields
 from coati_rl.config.training import TrainingConfig
-from coati_rl.data.chat_template import fix_date, now, set_chat_template, writes_date
+from coati_rl.data.chat_template import now, set_chat_template, set_variables, writes_date
+from coati_rl.data.conversations import NO_OPTIONS
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
 
@@ -98,6 +100,7 @@ def load_tokenizer(
     *,
     chat_template: str | None = None,
     template_date: str | None = None,
+    variables: Mapping[str, Any] = NO_OPTIONS,
     needs_chat_template: bool = True,
 ) -> Any:
     """Load the model's tokenizer.
@@ -106,6 +109,7 @@ def load_tokenizer(
         directory: of the model.
         chat_template: of --chat-template, in place of the model's.
         template_date: that its templates write as today's; None: today's.
+        variables: of --chat-template-kwargs, which its templates read.
         needs_chat_template: a tokenizer without one is refused.
     Raises: ConfigError.
     """
@@ -117,8 +121,22 @@ def load_tokenizer(
             f"--model {directory}: the tokenizer has no chat template; use an instruction-tuned model, --chat-template "
             "chatml (or a file), or --input-template"
         )
-    fix_date(tokenizer, template_date)
+    set_variables(tokenizer, date=template_date, variables=variables)
     return tokenizer
+
+
+def load_run_tokenizer(directory: Path, data: DatasetFields, *, needs_chat_template: bool) -> Any:
+    """Load the model's tokenizer with the chat template, its date and its variables of these settings.
+
+    Raises: ConfigError.
+    """
+    return load_tokenizer(
+        directory,
+        chat_template=data.chat_template,
+        template_date=data.template_date,
+        variables=data.chat_template_kwargs,
+        needs_chat_template=needs_chat_template,
+    )
 
 
 def with_tokenizer(config: Job, directory: Path, *, needs_chat_template: bool) -> tuple[Job, Any]:
@@ -126,14 +144,14 @@ def with_tokenizer(config: Job, directory: Path, *, needs_chat_template: bool) -
 
     If templates write today's date, the config has the run's: that of its flag, of its checkpoint, or now.
     """
-    template, date = config.data.chat_template, config.data.template_date
-    tokenizer = load_tokenizer(directory, chat_template=template, needs_chat_template=needs_chat_template)
-    if template is not None:
+    data = config.data
+    tokenizer = load_run_tokenizer(directory, data, needs_chat_template=needs_chat_template)
+    if data.chat_template is not None:
         config = config.with_changes(chat_template=tokenizer.chat_template)
     if writes_date(tokenizer):
-        date = date or kept_date(config.run.checkpoint_path) or now()
+        date = data.template_date or kept_date(config.run.checkpoint_path) or now()
         config = config.with_changes(template_date=date)
-        fix_date(tokenizer, date)
+        set_variables(tokenizer, date=date, variables=data.chat_template_kwargs)
     return config, tokenizer
 
 

@@ -16,7 +16,7 @@ from coati_rl.checkpoint.tokenizer_files import read_tokenizer_files, tokenizer_
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.training import TrainingConfig
-from coati_rl.data.chat_template import fix_date
+from coati_rl.data.chat_template import set_variables
 from coati_rl.data.dataset import render_prompts
 from coati_rl.errors import ConfigError
 from coati_rl.preflight.offline_rows import SourceForms, tokens_of
@@ -58,7 +58,7 @@ def check_of_dataset(config: OfflineConfig, forms: Mapping[str, SourceForms], to
 def _check(config: TrainingConfig, tokenizer: Any, encode: Encode) -> None:
     directory, template = Path(config.model.model), config.data.chat_template
     saved = _as_saved(directory, template, _signature(directory))
-    fix_date(saved, config.data.template_date)
+    set_variables(saved, date=config.data.template_date, variables=config.data.chat_template_kwargs)
     for name, own, its in (
         ("vocabulary", tokenizer.get_vocab(), saved.get_vocab()),
         ("named special tokens", tokenizer.special_tokens_map, saved.special_tokens_map),

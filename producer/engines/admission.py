@@ -113,3 +113,7 @@ def check_request(request: GenerationRequest, *, vocab_size: int, max_model_len:
             f"temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}: "
             "need at least 0, in (0, 1], and None or at least 1"
         )
+    if not 0.0 <= sampling.min_p <= 1.0 or sampling.repetition_penalty <= 0.0:
+        raise RequestRefusedError(
+            f"min_p {sampling.min_p}, repetition_penalty {sampling.repetition_penalty}: need in [0, 1], and above 0"
+        )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coati_rl.types import FinishReason, SamplingParams
-from producer.engines.sampling import draw, processed_logprobs
+from producer.engines.sampling import draw, penalised, processed_logprobs
 from producer.engines.stop_strings import Decode, ends_with_stop
 from producer.engines.token_stream import TokenStream
 
@@ -50,9 +50,11 @@ class DecodingBatch:
     def step(self, policy_version: int) -> list[Row]:
         """Sample one token for every unfinished row with this policy_version. Returns: the rows that finished."""
         logits = self._prefill() if self._cache is None else self._decode_one()
-        logprobs = processed_logprobs(logits, [row.sampling for row in self._rows])
+        settings = [row.sampling for row in self._rows]
+        logits = penalised(logits, settings, ((*row.prompt, *row.token_ids) for row in self._rows))
+        logprobs = processed_logprobs(logits, settings)
         uniforms = [float(torch.rand((), generator=row.generator, dtype=torch.float64)) for row in self._rows]
-        tokens = draw(logprobs, [row.sampling for row in self._rows], uniforms)
+        tokens = draw(logprobs, settings, uniforms)
         chosen = logprobs.gather(-1, tokens[:, None])[:, 0]
         finished = []
         for row, token, logprob in zip(self._rows, tokens.tolist(), chosen.tolist(), strict=True):

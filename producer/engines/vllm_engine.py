@@ -122,6 +122,8 @@ class _VllmCore:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k or 0,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
             max_tokens=sampling.max_new_tokens,
             stop=list(sampling.stop) or None,
             seed=sampling.seed,  # sample i gets seed + i

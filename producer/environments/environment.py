@@ -53,8 +53,8 @@ class Generate(Protocol):
             num_samples: completions that are wanted.
             episode: from 0, whose next turn this is: until the environment returns, weights then change in the middle
                 of it only where a run allows that, also while it waits for something else. None: an episode a sample.
-            sampling: what differs from the lease's sampling in this request: temperature, top_p, top_k, max_new_tokens,
-                stop, seed. The trajectory has to hold the temperature that was used.
+            sampling: what differs from the lease's sampling in this request: temperature, top_p, top_k, min_p,
+                max_new_tokens, stop, seed. The trajectory has to hold the temperature that was used.
             on_tokens: see `GenerationEngine.submit`.
         Returns: `num_samples` completions, in order; the same ones whenever the same requests are made in an episode.
         Raises: RolloutError if the engine refuses, or `sampling` has a field or a value that there is not; EngineError

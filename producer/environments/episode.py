@@ -31,7 +31,8 @@ class EpisodeTask:
     seed: int  # the same in the episodes of a prompt, so that they begin in the same state
     episode: int  # of the prompt, from 0
     purpose: Purpose  # "train" or "eval"
-    # Of a turn, as the run's flags say: temperature (0 is greedy), top_p, top_k (None: all), max_new_tokens, stop.
+    # Of a turn, as the run's flags say: temperature (0 is greedy), top_p, top_k (None: all), min_p, max_new_tokens and
+    # stop.
     sampling: dict[str, Any] = field(default_factory=dict)
 
 
@@ -54,7 +55,7 @@ class Step:
     reward: float | Mapping[str, float] = 0.0  # of this turn, or several by name; an episode's reward is their sum
     done: bool = False  # the episode is over
     info: dict[str, Any] = field(default_factory=dict)  # JSON types; for the record of the rollout
-    sampling: Mapping[str, Any] | None = None  # of the next turn: temperature, top_p, top_k, max_new_tokens, stop, seed
+    sampling: Mapping[str, Any] | None = None  # of the next turn, by the same names, and its seed
     # Of the whole episode, as the last step says: what --filter-range looks at in place of the reward (from 1 on the
     # episode is correct); and numbers whose means are agent/NAME_mean in metrics.jsonl.
     filter_score: float | None = None

@@ -8,7 +8,7 @@ masked and counted, and the others of its group go on. A prompt fails if all of 
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from coati_rl.errors import RolloutError, RunError
@@ -22,6 +22,7 @@ from producer.environments.episode_host import EpisodeCalls, EpisodeHost, Thread
 from producer.environments.episode_player import EpisodePlayer
 from producer.environments.episode_scores import environment_score, invalid_episode
 from producer.environments.recorder import ConversationTree
+from producer.environments.step_sampling import STEP_FIELDS
 
 CUT = "it was cut, as trainers waited for it (--stale-episodes cut)"
 
@@ -45,8 +46,8 @@ class EpisodeEnvironment:
         correct_from: by task, where the environment's rewards are all that counts (-rt env): the reward from which an
             episode is correct. Episodes of other tasks are scored by -rt, too.
         seed: of the run, from which episodes get theirs.
-        may_renormalise: training turns may be sampled with a top_p or top_k of their own, since the run does not train
-            on the engine's log-probabilities.
+        may_renormalise: training turns may be sampled with a top_p, top_k or min_p of their own, since the run does not
+            train on the engine's log-probabilities.
         host: runs the user's objects elsewhere, and makes them.
     """
 
@@ -111,7 +112,7 @@ class EpisodeEnvironment:
         tree = ConversationTree(self._template, episode=number, prompt_ids=prompt.token_ids)
         task = replace(
             episode_task(prompt, number, run_seed=self._seed),
-            sampling={name: value for name, value in asdict(generate.sampling).items() if name != "seed"},
+            sampling={name: getattr(generate.sampling, name) for name in STEP_FIELDS if name != "seed"},
         )
         try:
             calls = self._host.open()

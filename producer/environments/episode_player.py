@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from coati_rl.config.sampling import temperature_problem
 from coati_rl.errors import RolloutError
-from coati_rl.types import Completion
+from coati_rl.types import CUTS, Completion
 from producer.environments.chat import ChatTemplate
 from producer.environments.environment import Generate
 from producer.environments.episode import (
@@ -155,7 +155,7 @@ class EpisodePlayer:
         if isinstance(temperature, int | float) and (problem := temperature_problem(temperature)):
             raise EpisodeFailure(f"sampling temperature {temperature:g} of a turn {problem}")
         own = self._generate.sampling
-        others = [name for name in ("top_p", "top_k") if name in sampling and sampling[name] != getattr(own, name)]
+        others = [name for name in CUTS if name in sampling and sampling[name] != getattr(own, name)]
         if others and not self._may_renormalise:
             raise EpisodeFailure(
                 f"sampling {others[0]} of a training turn: the engine's log-probabilities would be of another part of "

@@ -14,7 +14,7 @@ def with_step_sampling(sampling: SamplingParams, changes: Mapping[str, Any]) -> 
 
     Args:
         sampling: of the lease, with the seed of this turn.
-        changes: by name: temperature, top_p, top_k, max_new_tokens, stop, seed.
+        changes: by name: temperature, top_p, top_k, min_p, max_new_tokens, stop, seed.
     Raises: RolloutError for another name, and for a value of another type or that is not finite. What is out of range
         is refused by the engine.
     """
@@ -53,7 +53,9 @@ _KINDS = {
     "temperature": _number,
     "top_p": _number,
     "top_k": _top_k,
+    "min_p": _number,
     "max_new_tokens": _integer,
     "stop": _stop,
     "seed": _integer,
 }
+STEP_FIELDS = tuple(_KINDS)  # of `SamplingParams`, that a turn may set

@@ -5,13 +5,12 @@ is tokenised anew, and no loss counts it.
 """
 
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coati_rl.data.chat_template import check_options, template_of
+from coati_rl.data.chat_template import check_options, reads, template_of
 from coati_rl.data.conversations import leading_ids
 from coati_rl.errors import ConfigError, RolloutError
 from coati_rl.types import Completion
@@ -72,7 +71,7 @@ class Language:
             raise ApiError(400, str(error), param="chat_template_kwargs", code="invalid_value") from error
         if effort is None:
             return given
-        if not re.search(r"\breasoning_effort\b", template_of(self._tokenizer, request.offered_tools or ())):
+        if not reads(template_of(self._tokenizer, request.offered_tools or ()), "reasoning_effort"):
             raise ApiError(
                 400,
                 "reasoning_effort: the model's chat template does not read it; leave it out, or give the variable that "
@@ -197,7 +196,7 @@ class RecordedConversation:
         self._waited_s = time.perf_counter() - self._answered_at
         for name in ("chat_template_kwargs", "reasoning_effort"):
             if getattr(request, name):
-                reason = "the turns of an episode are rendered without it, as its prompt was; leave it out"
+                reason = "turns are rendered as the episode's prompt was, with --chat-template-kwargs; leave it out"
                 raise ApiError(400, f"{name}: is not supported: {reason}", param=name, code="unsupported_parameter")
         self._language.check_tools(request)
         return self._tree.find(request.messages, tools=request.offered_tools or ())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from coati_rl.config import Config
 from coati_rl.data.ground_truth import ANSWER_KEYS
-from coati_rl.preflight.resources import load_tokenizer
+from coati_rl.preflight.resources import load_run_tokenizer
 from coati_rl.reward_spec import ENVIRONMENT_REWARD
 from producer.environments.chat import ChatTemplate
 from producer.gateway.agent_environment import AgentCommand, AgentEnvironment
@@ -22,12 +22,7 @@ def make_agents(config: Config, *, errors: Path | None = None) -> AgentEnvironme
         errors: as of `AgentEnvironment`.
     """
     environment, data = config.environment, config.data
-    tokenizer = load_tokenizer(
-        Path(config.model.model),
-        chat_template=data.chat_template,
-        template_date=data.template_date,
-        needs_chat_template=data.input_template is None,
-    )
+    tokenizer = load_run_tokenizer(Path(config.model.model), data, needs_chat_template=data.input_template is None)
     truth_columns = {_TESTS, *ANSWER_KEYS, *filter(None, (each.data.answer_key for each in config.by_task.values()))}
     return AgentEnvironment(
         AgentCommand(

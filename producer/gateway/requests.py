@@ -28,7 +28,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
-    "min_p": (0,),
     "modalities": (["text"],),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
@@ -101,6 +100,7 @@ class SampledRequest(BaseModel):
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)  # of vLLM's API; -1 and 0: all tokens
+    min_p: float | None = Field(None, ge=0, le=1)  # of vLLM's API
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_one_or_more)] = Field(
         [], max_length=_MAX_STOPS

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coati_rl.config.sampling import temperature_problem
-from coati_rl.types import SamplingParams
+from coati_rl.types import CUTS, SamplingParams
 from producer.gateway.api_error import ApiError
 from producer.gateway.requests import CONSTRAINED, SampledRequest
 
@@ -15,9 +15,9 @@ class SamplingRules:
     """Hold what a request is sampled with where it asks for nothing else.
 
     Where the tokens are trained, the objective divides the logits by the temperature of each token and takes the
-    softmax over all tokens. So the temperature is the client's choice, unless it is 0; another top-p or top-k than the
-    run's is not, unless trainers compute the log-probabilities of the sampling policy themselves. A temperature that
-    the engine does not sample at is refused in any case.
+    softmax over all tokens. So the temperature is the client's choice, unless it is 0; another top-p, top-k or min-p
+    than the run's is not, unless trainers compute the log-probabilities of the sampling policy themselves. A
+    temperature that the engine does not sample at is refused in any case.
     """
 
     sampling: SamplingParams
@@ -42,7 +42,9 @@ class SamplingRules:
             found["top_p"] = request.top_p
         if request.top_k is not None:
             found["top_k"] = request.top_k if request.top_k > 0 else None
-        for name in ("top_p", "top_k"):
+        if request.min_p is not None:
+            found["min_p"] = request.min_p
+        for name in CUTS:
             if not self.may_renormalise and found.get(name, getattr(own, name)) != getattr(own, name):
                 remedy = f"the run's is {getattr(own, name)}; leave it out, or train with --old-logprobs trainer"
                 raise _refusal(name, f"{found[name]}: {remedy}")

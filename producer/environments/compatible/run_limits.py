@@ -1,7 +1,8 @@
 """Hold what the agents of other systems are given of a run: its tokenizer, and the limits of an episode."""
 
 import functools
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,24 @@ class RunLimits:
     max_tokens: int  # of the longest context
     needs_chat_template: bool = True  # False: prompts are text (--input-template)
     template_date: str | None = None  # that the template writes as today's
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # variables of the template, by name
 
     def tokenizer(self) -> Any:
         """Return the run's tokenizer, loaded once in a process."""
-        return _tokenizer(self.model, self.chat_template, self.template_date, self.needs_chat_template)
+        variables = json.dumps(self.chat_template_kwargs, sort_keys=True)
+        return _tokenizer(self.model, self.chat_template, self.template_date, variables, self.needs_chat_template)
 
 
 @functools.cache
-def _tokenizer(model: str, chat_template: str | None, template_date: str | None, needs_chat_template: bool) -> Any:
+def _tokenizer(
+    model: str, chat_template: str | None, template_date: str | None, variables: str, needs_chat_template: bool
+) -> Any:
     from coati_rl.preflight.resources import load_tokenizer  # takes its time, and most episodes need none
 
     return load_tokenizer(
         Path(model),
         chat_template=chat_template,
         template_date=template_date,
+        variables=json.loads(variables),
         needs_chat_template=needs_chat_template,
     )

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from coati_rl.types import CUTS
 from producer.environments.episode import EpisodeFailure
 
 # What cannot be sampled otherwise, with the values that change nothing, and what has no effect on tokens.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "min_p": (0,),
     "logit_bias": ({},),
     "guided_decoding": (),
     "structured_outputs": (),
@@ -27,7 +27,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "include_stop_str_in_output": (False,),
 }
-_FIELDS = ("temperature", "top_p", "top_k", "stop", "seed")
+_FIELDS = ("temperature", *CUTS, "stop", "seed")
 _WITHOUT_EFFECT = {
     "n", "max_tokens", "max_new_tokens", "logprobs", "prompt_logprobs", "detokenize", "output_kind",
     "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "do_sample", "return_logprob",
@@ -42,6 +42,7 @@ class SamplingParams:
     temperature: float
     top_p: float
     top_k: int  # -1: all
+    min_p: float
     max_tokens: int
     stop: list[str]
     seed: int | None = None
@@ -57,6 +58,7 @@ def params_of(sampling: Mapping[str, Any]) -> SamplingParams:
         temperature=sampling["temperature"],
         top_p=sampling["top_p"],
         top_k=-1 if sampling["top_k"] is None else sampling["top_k"],
+        min_p=sampling["min_p"],
         max_tokens=sampling["max_new_tokens"],
         stop=[*sampling["stop"]],
     )
@@ -64,7 +66,7 @@ def params_of(sampling: Mapping[str, Any]) -> SamplingParams:
 
 def fields_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """Return the dictionary that RL4LLM's environments are given, with the names of SGLang."""
-    names = ("temperature", "top_p", "max_new_tokens")
+    names = ("temperature", "top_p", "min_p", "max_new_tokens")
     return {
         **{name: sampling[name] for name in names},
         "top_k": -1 if sampling["top_k"] is None else sampling["top_k"],

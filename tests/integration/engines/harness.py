@@ -64,7 +64,14 @@ class Harness:
         return float(np.abs(expected - completion.logprobs).max())
 
     def kept_logprob_gap(
-        self, prompt: Sequence[int], completion: Completion, *, temperature: float, top_k: int, top_p: float
+        self,
+        prompt: Sequence[int],
+        completion: Completion,
+        *,
+        temperature: float,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
     ) -> float:
         """The same where only the most probable tokens can be sampled, whose probabilities then sum to 1."""
         gaps = []
@@ -73,7 +80,9 @@ class Harness:
             order = np.argsort(-row)[:top_k]
             probabilities = np.exp(row[order] - row[order[0]])
             probabilities /= probabilities.sum()
-            num_kept = 1 + int((np.cumsum(probabilities) < top_p).sum())
+            probabilities = probabilities[probabilities >= min_p * probabilities[0]]
+            probabilities /= probabilities.sum()
+            num_kept = min(len(probabilities), 1 + int((np.cumsum(probabilities) < top_p).sum()))
             place = order[:num_kept].tolist().index(token)
             gaps.append(abs(np.log(probabilities[place] / probabilities[:num_kept].sum()) - logprob))
         return float(max(gaps))

@@ -7,7 +7,7 @@ import torch
 from coati_rl.errors import EngineError, TransferError
 from coati_rl.transport.manifest import WeightManifest, build_manifest
 from coati_rl.types import Completion
-from tests.integration.engines.harness import MAX_MODEL_LEN, TIMEOUT_S, request
+from tests.integration.engines.harness import MAX_MODEL_LEN, TIMEOUT_S, log_softmax_of, request
 
 EOS = 0
 PROMPT = tuple(range(40, 60))
@@ -118,6 +118,41 @@ def test_under_top_k_and_top_p_logprobs_are_renormalised(model_harness):
         assert model_harness.kept_logprob_gap(PROMPT, sample, temperature=0.8, top_k=6, top_p=0.7) < 1e-4
 
 
+@pytest.mark.parametrize("cuts", [{"min_p": 0.2}, {"min_p": 0.05, "top_p": 0.9}])
+def test_under_min_p_no_other_token_is_sampled_and_logprobs_are_renormalised(model_harness, cuts):
+    def largest_gap(samples):
+        return max(model_harness.kept_logprob_gap(PROMPT, sample, temperature=1.3, **cuts) for sample in samples)
+
+    assert largest_gap(model_harness.complete(PROMPT, num_samples=8, temperature=1.3, seed=9, **cuts)) < 1e-4
+    with pytest.raises(ValueError, match="is not in list"):  # a token that the cut leaves out
+        largest_gap(model_harness.complete(PROMPT, num_samples=8, temperature=1.3, seed=9))
+
+
+def test_min_p_of_a_request_is_not_that_of_others_in_the_batch(model_harness):
+    (greedy,) = model_harness.complete(PROMPT, temperature=0.0)
+    requests = [request(f"{number}", PROMPT, num_samples=2, seed=9, min_p=float(number % 2)) for number in range(4)]
+    results = model_harness.generate(*requests)
+    for number in range(4):
+        for sample in results[f"{number}"].completions:
+            if number % 2:  # the likeliest token alone
+                assert sample.token_ids.tolist() == greedy.token_ids.tolist() and not sample.logprobs.any()
+            else:
+                assert model_harness.logprob_gap(PROMPT, sample, temperature=1.0) < 1e-4
+
+
+def test_a_repetition_penalty_is_on_each_token_that_came_before(model_harness):
+    penalty = 1.3
+    for temperature, num_samples in ((0.0, 1), (0.8, 4)):
+        sampling = {"temperature": temperature, "repetition_penalty": penalty}
+        for sample in model_harness.complete(PROMPT, num_samples=num_samples, seed=9, **sampling):
+            logits = model_harness.logits(PROMPT, sample)
+            for place, row in enumerate(logits):
+                for token in {*PROMPT, *sample.token_ids[:place].tolist()}:
+                    row[token] *= 1 / penalty if row[token] > 0 else penalty
+            expected = log_softmax_of(logits / (temperature or 1.0), sample.token_ids)
+            assert np.abs(expected - sample.logprobs).max() < 1e-4
+
+
 # ---- refusals ----
 
 
@@ -129,6 +164,8 @@ def test_under_top_k_and_top_p_logprobs_are_renormalised(model_harness):
         ([5, -1], {}, "token id -1"),
         ([], {}, "empty"),
         ([5], {"top_p": 0.0}, "top_p"),
+        ([5], {"min_p": 1.5}, "min_p"),
+        ([5], {"repetition_penalty": 0.0}, "repetition_penalty"),
         ([5], {"max_new_tokens": 0}, "max_new_tokens"),
     ],
 )

@@ -27,8 +27,9 @@ def test_gsm8k_runs_ahead_of_vllm_within_the_bound_on_staleness(make_tiny, start
     assert all(record["logprob_gap_mean"] < GAP_LIMIT and record["logprob_gap_tokens"] > 0 for record in records)
 
 
-def test_the_transformers_backend_with_top_k_uses_the_trainers_own_old_logprobs(make_tiny, start_run, flags):
-    options = ["-b", "transformers", "-topk", 2, "-temp", 0.7, "--max-steps", 2]
+@pytest.mark.parametrize("cut", [["-b", "transformers", "-topk", 2], ["-b", "vllm", "--min-p", 0.3]])
+def test_a_backend_that_cuts_the_distribution_uses_the_trainers_own_old_logprobs(make_tiny, start_run, flags, cut):
+    options = [*cut, "-temp", 0.7, "--max-steps", 2]
     records = assert_complete(start_run(*flags(make_tiny(tied=True)), *options), steps=2)
     assert all(record["ratio_max"] == pytest.approx(1, abs=1e-4) for record in records), "recomputed just before"
     assert all(record["logprob_gap_mean"] > 1e-2 for record in records), "engine values are renormalised: a real gap"

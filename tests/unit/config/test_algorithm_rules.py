@@ -119,6 +119,7 @@ REFUSALS = [
         for cut, named, all_tokens in (
             ("-topk 50", "--top-k 50", "-topk None"),
             ("-topp 0.9", "--top-p 0.9", "-topp 1"),
+            ("--min-p 0.1", "--min-p 0.1", "--min-p 0"),
             ("-topk 50 -topp 0.9", "--top-k 50 and --top-p 0.9", "-topk None -topp 1"),
         )
     ),
@@ -248,10 +249,10 @@ def test_a_sequence_ratio_with_bounds_of_a_token_ratio_is_warned_about():
     assert warnings("-a CISPO --ratio-level sequence") == []
 
 
-@pytest.mark.parametrize("argv", ["-topk 50", "-topp 0.9"])
+@pytest.mark.parametrize("argv", ["-topk 50", "-topp 0.9", "--min-p 0.1"])
 def test_cut_sampling_is_warned_about_and_old_logprobs_are_the_trainers(argv):
     (found,) = warnings(argv)
-    assert found.startswith("--top-k, --top-p: engines renormalise what is left")
+    assert found.startswith("--top-k, --top-p, --min-p: engines renormalise what is left")
     assert config_of(argv).recomputes_old_logprobs
 
 
@@ -289,7 +290,7 @@ def test_dynamic_batching_that_nothing_fills_is_warned_about():
         ),
         ("--turn-advantages 0.9", "--turn-advantages 0.9 without --env, --tools or --agent-command: has no effect"),
         ("--reward-scale 5", "--reward-scale 5 scales --soft-over-length-punishment, which is off"),
-        ("--top-p 0.9 --old-logprobs engine", "--top-k, --top-p: engines renormalise what is left, so the trainer"),
+        ("--top-p 0.9 --old-logprobs engine", "--top-k, --top-p, --min-p: engines renormalise what is left"),
     ],
 )
 def test_what_has_no_effect_or_not_the_one_it_names_is_warned_about(argv, message):

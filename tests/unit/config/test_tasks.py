@@ -138,9 +138,10 @@ def test_math_and_code_are_tasks_of_one_run_and_the_service_scores_the_one():
     assert "--code-verifier-api-url with --reward-type code,/own.py:f: serves code alone" in mixed
 
 
-def test_top_k_of_one_task_has_the_trainer_recompute_for_all():
+@pytest.mark.parametrize("cut", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_a_cut_of_one_task_has_the_trainer_recompute_for_all(cut):
     assert not config_of(math=MATH).recomputes_old_logprobs
-    assert config_of(math={"top_k": 5}).recomputes_old_logprobs
+    assert config_of(math=cut).recomputes_old_logprobs
 
 
 def test_prompts_are_sampled_as_their_task_says_and_evaluated_greedily():

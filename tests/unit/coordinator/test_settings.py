@@ -39,16 +39,19 @@ def test_the_layout_of_micro_batches_comes_from_the_flags():
 
 
 def test_training_samples_as_the_flags_say_and_evaluation_greedily():
-    settings = settings_of("-temp 0.7 -topk 50 -topp 0.9 -mnt 64 --stop END -g 5")
+    settings = settings_of("-temp 0.7 -topk 50 -topp 0.9 --min-p 0.1 -mnt 64 --stop END -g 5")
     train, evaluation = settings.sampling_plans["train"], settings.sampling_plans["eval"]
     assert train.group_size == 5
-    assert train.sampling == SamplingParams(temperature=0.7, top_k=50, top_p=0.9, max_new_tokens=64, stop=("END",))
+    cuts = {"top_k": 50, "top_p": 0.9, "min_p": 0.1}
+    assert train.sampling == SamplingParams(temperature=0.7, **cuts, max_new_tokens=64, stop=("END",))
     assert evaluation.group_size == 1
     assert evaluation.sampling == SamplingParams(temperature=0.0, max_new_tokens=64, stop=("END",))
 
 
 def test_evaluations_are_sampled_as_their_own_flags_say():
-    settings = settings_of("-topk 50 -mnt 64 -g 5 --eval-samples 16 --eval-temperature 0.6 --eval-top-p 0.95")
+    settings = settings_of(
+        "-topk 50 --min-p 0.1 -mnt 64 -g 5 --eval-samples 16 --eval-temperature 0.6 --eval-top-p 0.95"
+    )
     evaluation = settings.sampling_plans["eval"]
     assert (evaluation.group_size, settings.sampling_plans["train"].group_size) == (16, 5)
     assert evaluation.sampling == SamplingParams(temperature=0.6, top_p=0.95, max_new_tokens=64)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from coati_rl.types import SamplingParams
-from producer.engines.sampling import draw, processed_logprobs
+from producer.engines.sampling import draw, penalised, processed_logprobs
 
 # Probabilities 0.5, 0.25, 0.125, 0.125.
 LOGITS = torch.tensor([[math.log(4), math.log(2), 0.0, 0.0]])
@@ -32,18 +32,32 @@ def test_temperature_divides_the_logits():
         ({"top_p": 0.4}, [1.0, 0.0, 0.0, 0.0]),
         ({"top_p": 0.6}, [2 / 3, 1 / 3, 0.0, 0.0]),
         ({"top_k": 2, "top_p": 0.6}, [1.0, 0.0, 0.0, 0.0]),  # of the two, the first alone holds 2/3
-        ({"temperature": 0.0, "top_k": 1, "top_p": 0.1}, [0.5, 0.25, 0.125, 0.125]),
+        ({"min_p": 0.4}, [2 / 3, 1 / 3, 0.0, 0.0]),  # of the likeliest one's 0.5
+        ({"min_p": 0.2}, [0.5, 0.25, 0.125, 0.125]),
+        ({"min_p": 1.0}, [1.0, 0.0, 0.0, 0.0]),
+        ({"temperature": 0.5, "min_p": 0.4}, [1.0, 0.0, 0.0, 0.0]),  # 16 : 4 : 1 : 1
+        ({"min_p": 0.4, "top_p": 0.6}, [1.0, 0.0, 0.0, 0.0]),  # of the two that are left, the first alone holds 2/3
+        ({"temperature": 0.0, "top_k": 1, "top_p": 0.1, "min_p": 1.0}, [0.5, 0.25, 0.125, 0.125]),
     ],
 )
-def test_top_k_then_top_p_cut_and_renormalise(settings, expected):
+def test_min_p_top_k_and_top_p_cut_in_turn_and_renormalise(settings, expected):
     assert probabilities(**settings) == pytest.approx(expected)
 
 
 def test_rows_with_different_settings_do_not_touch_each_other():
     rows = [SamplingParams(), SamplingParams(top_k=1), SamplingParams(temperature=0.5, top_p=0.9)]
-    together = processed_logprobs(LOGITS.repeat(3, 1), rows)
+    rows.append(SamplingParams(min_p=0.4))
+    together = processed_logprobs(LOGITS.repeat(4, 1), rows)
     for row, settings in zip(together, rows, strict=True):
         torch.testing.assert_close(row, processed_logprobs(LOGITS, [settings])[0])
+
+
+def test_a_penalty_divides_positive_logits_of_what_came_before_and_multiplies_negative_ones():
+    logits = torch.tensor([[4.0, -4.0, 2.0, -2.0]] * 2)
+    rows = [SamplingParams(), SamplingParams(repetition_penalty=2.0)]
+    assert penalised(logits, rows, [(0, 1), (1, 0, 0)]).tolist() == [[4.0, -4.0, 2.0, -2.0], [2.0, -8.0, 2.0, -2.0]]
+    assert logits[1].tolist() == [4.0, -4.0, 2.0, -2.0], "the model's are not changed"
+    assert penalised(logits, rows[:1] * 2, []) is logits, "contexts are not read without a penalty"
 
 
 def test_a_draw_is_the_inverse_of_the_cumulative_distribution():

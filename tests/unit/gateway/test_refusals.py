@@ -96,6 +96,9 @@ def test_half_of_a_surrogate_pair_is_refused(episode) -> None:
         ({"temperature": 0.005}, "temperature"),
         ({"top_p": 0.5}, "top_p"),
         ({"top_k": 5}, "top_k"),
+        ({"min_p": 0.5}, "min_p"),
+        ({"min_p": 2}, "min_p"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
         ({"stop": ""}, "stop"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
@@ -117,15 +120,24 @@ def test_what_is_not_supported_is_refused_by_the_name_of_its_field(gateway, epis
 
 
 def test_the_runs_own_top_p_and_neutral_values_are_no_reason_to_refuse(episode) -> None:
-    neutral = {"top_p": 1.0, "top_k": -1, "n": 1, "presence_penalty": 0, "logit_bias": {}, "user": "me", "stop": None}
+    neutral = {
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0,
+        "n": 1,
+        "presence_penalty": 0,
+        "logit_bias": {},
+        "user": "me",
+        "stop": None,
+    }
     assert chat(episode, **neutral, response_format={"type": "text"}).status_code == 200
 
 
 def test_an_evaluation_may_be_sampled_in_any_way(gateway) -> None:
     episode = gateway.open(is_trained=False)
-    assert chat(episode, temperature=0, top_p=0.5, top_k=5).status_code == 200
+    assert chat(episode, temperature=0, top_p=0.5, top_k=5, min_p=0.2).status_code == 200
     sampling = gateway.core.requests[-1].sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 5)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.0, 0.5, 5, 0.2)
     error = chat(episode, temperature=0.005).json()["error"]
     assert error["message"] == ("temperature: 0.005 is below 0.01, the lowest that vLLM samples at; use 0.01 or more")
 

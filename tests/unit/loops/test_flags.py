@@ -44,6 +44,7 @@ from tests.unit.loops.flag_rows import (
 )
 
 DATED = "{{ strftime_now('%d%b') }} {{ messages[-1].content }}"
+MOODY = "{{ mood | default('-') }} {{ messages[-1].content }}"
 MATH = {"eval_dataset": {"math": "<math>"}, "eval_interval": 2}
 WARM = {**MATH, "eval_temperature": 0.5}
 SHORT = {"max_prompt_tokens": 20}  # with 16 new tokens a sample has at most 36
@@ -74,6 +75,7 @@ IN_RUNS = {
     "input_template": Row("{}", prompts, ..., [*range(5, 13)]),
     "chat_template": Row("chatml", prompts),
     "template_date": Row("2024-07-04T00:00:00", first_words, ..., {"04Jul"}, base={"chat_template": DATED}),
+    "chat_template_kwargs": Row({"mood": "calm"}, first_words, {"-"}, {"calm"}, base={"chat_template": MOODY}),
     "num_episodes": Row(2, num_steps, 4, 8),
     "max_steps": Row(1, num_steps, 4, 1),
     "system_prompt": Row("Hm.", prompts, [*range(10, 18)], [*range(16, 24)]),  # s:Hm. and a line break: 6 bytes
@@ -85,6 +87,7 @@ IN_RUNS = {
     "temperature": Row(0.5, lambda t: (sampling("temperature")(t), first_gradient(t))),
     "top_k": Row(5, lambda t: (sampling("top_k")(t), metric("ratio_max")(t) == 1.0), ({None}, False), ({5}, True)),
     "top_p": Row(0.9, lambda t: (sampling("top_p")(t), metric("ratio_max")(t) == 1.0), ({1.0}, False), ({0.9}, True)),
+    "min_p": Row(0.1, lambda t: (sampling("min_p")(t), metric("ratio_max")(t) == 1.0), ({0.0}, False), ({0.1}, True)),
     "max_new_tokens": Row(4, lambda t: max(len(r) for rs in t.responses.values() for r in rs), 16, 4),
     "max_episode_tokens": Row(132, lambda t: max(len(r) for rs in t.responses.values() for r in rs), 16, 4),
     "stop": Row([*"abcdefghijklmnopqrstuvwxyz"], lambda t: sum(step["num_response_tokens"] for step in t.steps)),

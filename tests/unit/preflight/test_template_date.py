@@ -21,7 +21,7 @@ from coati_rl.config.generate_rules import check_generate
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.config.rules import check
 from coati_rl.data import chat_template
-from coati_rl.data.chat_template import fix_date
+from coati_rl.data.chat_template import set_variables
 from coati_rl.data.dataset_source import DatasetSource
 from coati_rl.errors import ConfigError
 from coati_rl.preflight.prepare import prepare
@@ -124,12 +124,12 @@ def of_dataset(job):
 def test_a_fixed_date_is_written_whoever_applies_the_template(tokenizer, day):
     dated = copy.deepcopy(tokenizer)
     dated.chat_template = DATED
-    fix_date(dated, "2024-07-04")
+    set_variables(dated, date="2024-07-04", variables={})
     for each in (dated, copy.deepcopy(dated), cloudpickle.loads(cloudpickle.dumps(dated))):
         assert each.apply_chat_template(TURNS, tokenize=False).startswith("04 Jul 2024\n")
         assert ChatTemplate(each).render(TURNS).startswith("04 Jul 2024\n")
     assert each.apply_chat_template([TURNS], tokenize=False, strftime_now=lambda _: "own")[0].startswith("own\n")
-    fix_date(dated, None)
+    set_variables(dated, date=None, variables={})
     assert dated.apply_chat_template(TURNS, tokenize=False).startswith("01 Jan 2026\n")
 
 

@@ -7,7 +7,7 @@ import pytest
 from producer.environments.compatible.sampling import changes_of, fields_of, params_of
 from producer.environments.episode import EpisodeFailure
 
-RUN = {"temperature": 0.7, "top_p": 0.9, "top_k": None, "max_new_tokens": 64, "stop": ("END",)}
+RUN = {"temperature": 0.7, "top_p": 0.9, "top_k": None, "min_p": 0.1, "max_new_tokens": 64, "stop": ("END",)}
 GREEDY = {**RUN, "temperature": 0.0, "top_k": 5}
 
 
@@ -24,6 +24,7 @@ def test_what_differs_is_sampled_as_the_agent_says():
     params.temperature, params.max_tokens, params.stop, params.seed = 0.5, 3, "x", 9
     assert changes_of(params, RUN) == {"temperature": 0.5, "max_new_tokens": 3, "stop": ["x"], "seed": 9}
     assert changes_of({"max_new_tokens": 3, "top_k": 4}, RUN) == {"max_new_tokens": 3, "top_k": 4}
+    assert changes_of({"min_p": 0.2}, RUN) == {"min_p": 0.2}
     assert changes_of({"top_k": -1, "stop": []}, GREEDY) == {"top_k": None, "stop": []}
 
 
@@ -41,13 +42,15 @@ VLLM = SimpleNamespace(
 
 
 def test_an_object_of_vllm_is_read_with_its_defaults():
-    assert changes_of(VLLM, RUN) == {"temperature": 1.0, "top_p": 1.0, "stop": [], "max_new_tokens": 16}
+    assert changes_of(VLLM, RUN) == {
+        "temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "stop": [], "max_new_tokens": 16
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("min_p", 0.1), ("presence_penalty", 0.5), ("frequency_penalty", 1), ("repetition_penalty", 1.1),
+        ("presence_penalty", 0.5), ("frequency_penalty", 1), ("repetition_penalty", 1.1),
         ("min_tokens", 4), ("stop_token_ids", [3]), ("bad_words", ["a"]), ("allowed_token_ids", [1]),
         ("logit_bias", {1: 2.0}), ("ignore_eos", True), ("structured_outputs", object()),
         ("include_stop_str_in_output", True), ("logits_processors", [print]), ("n", 4),

@@ -184,7 +184,7 @@ def test_the_next_turn_is_sampled_as_the_step_says(play, engine):
 def test_the_first_turn_is_sampled_as_reset_says(play, engine, purpose, cause):
     def reset(task):
         assert task.sampling == {
-            "temperature": 0.7, "top_p": 1.0, "top_k": None, "max_new_tokens": 12, "stop": ()
+            "temperature": 0.7, "top_p": 1.0, "top_k": None, "min_p": 0.0, "max_new_tokens": 12, "stop": ()
         }  # fmt: skip
         return Step(sampling={"temperature": 0, "max_new_tokens": 3})
 

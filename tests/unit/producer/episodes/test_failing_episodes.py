@@ -23,6 +23,9 @@ from tests.unit.producer.episodes.talk import Talk
         ({"temperature": 0.0}, "greedy tokens are not trained"),
         ({"temperature": 0.005}, "sampling temperature 0.005 of a turn is below 0.01, the lowest that vLLM samples at"),
         ({"top_p": 0.5}, "train with --old-logprobs trainer"),
+        ({"min_p": 0.5}, "of another part of the vocabulary than the run's (0.0); train with --old-logprobs trainer"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"repetition_penalty": 1.1}, "sampling 'repetition_penalty' of a turn: there is no such field"),
         ({"top_k": 1}, "of another part of the vocabulary than the run's (None); train with --old-logprobs trainer"),
     ],
 )

@@ -83,32 +83,29 @@ class Backend:
         self.models = {role: self._load(role, source) for role, source in config.models.items()}
         self.policy = self.models["policy"]
 
-    def score(self, micro_batches: Sequence[MicroBatch], role: Role = "policy") -> list[Tensor]:
-        """Compute log-probabilities of one of the models at the sampling temperature, or a scalar head's values.
+    def score(
+        self, micro_batches: Sequence[MicroBatch], role: Role = "policy", output: Output = "scores"
+    ) -> list[Tensor]:
+        """Compute an output of one of the models for the loss tokens, at the sampling temperature.
 
-        Returns: float32[R, M] per micro-batch without gradient, 0 where the loss mask is False; an empty list on ranks
-            without the head.
+        Returns: per micro-batch without gradient, float32[R, M] log-probabilities, a scalar head's values or entropies,
+            0 where the loss mask is False; or float32[R, M, G] hidden states, of any value there. An empty list on
+            ranks without the head.
         Raises: ValueError if the backend was built without this model.
         """
-        return self._score(micro_batches, role)
-
-    def score_hidden(self, micro_batches: Sequence[MicroBatch], role: Role) -> list[Tensor]:
-        """Compute the last hidden states of one of the models that predict the loss tokens, without gradient.
-
-        Returns: float32[R, M, G] per micro-batch, of any value where the loss mask is False; an empty list without the
-            LM head.
-        Raises: ValueError if the backend was built without this model.
-        """
-        return self._score(micro_batches, role, output="hidden")
-
-    def score_entropy(self, micro_batches: Sequence[MicroBatch], role: Role) -> list[Tensor]:
-        """Compute the entropies of one of the models at the sampling temperature, nats; otherwise as `score`."""
-        return self._score(micro_batches, role, output="entropy")
+        model = self._model(role)
+        with collective("score a mini-batch"):
+            count = self._parallelism.num_micro_batches(len(micro_batches))
+            inputs = [
+                make_input(micro_batch, device=self.device, output=output)
+                for micro_batch in _padded(micro_batches, count)
+            ]
+            return model.score(inputs)[: len(micro_batches)]
 
     def score_float32(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Compute the policy's log-probabilities as `score` does, from the same weights, but in float32."""
         with Float32Compute():
-            return self._score(micro_batches, "policy")
+            return self.score(micro_batches)
 
     def keep_old_policy(self) -> None:
         """Copy the current policy's weights to the "old" model; every rank copies its own part.
@@ -214,17 +211,13 @@ class Backend:
     ) -> None:
         """Write a checkpoint to `directory`, which appears complete or not at all. The first rank adds its `files`.
 
-        Args:
-            directory: the finished checkpoint's path.
-            state: of the run, as JSON takes it.
-            files: further files by name.
-            objective: state of the objective; that of a rank with the LM head is written.
+        The state of the objective is that of a rank with the LM head, which alone has the sums that it adapts to.
+
         Raises: RunError on every rank if it cannot be written.
         """
         date = self._config.template_date
         writer = CheckpointWriter(directory, self.policy.infos, dtype=DTYPES[self._config.precision])
         agree, is_first_rank = self._parallelism.agree, self.layout.sender == 0
-        # Only ranks with the LM head have the step's sums, which an objective adapts to; all of these adapt alike.
         own = json.dumps(dict(objective or {})) if self.layout.is_last_stage else ""
         adapted = next(text for text in agree(lambda: own) if text)
         agree(writer.begin if is_first_rank else None)
@@ -272,16 +265,6 @@ class Backend:
         """Destroy the process groups that were made for this backend; the default group stays."""
         self._parallelism.close()
 
-    def _score(self, micro_batches: Sequence[MicroBatch], role: Role, *, output: Output = "scores") -> list[Tensor]:
-        model = self._model(role)
-        with collective("score a mini-batch"):
-            count = self._parallelism.num_micro_batches(len(micro_batches))
-            inputs = [
-                make_input(micro_batch, device=self.device, output=output)
-                for micro_batch in _padded(micro_batches, count)
-            ]
-            return model.score(inputs)[: len(micro_batches)]
-
     def _load(self, role: Role, source: ModelSource) -> RoleModel:
         return RoleModel(
             role,
@@ -297,11 +280,8 @@ class Backend:
     def _saved_others(self) -> list[tuple[Role, RoleModel]]:
         """Return the models beside the policy that change by training, in one order on all ranks."""
         sources = self._config.models
-        return [
-            (role, model)
-            for role, model in sorted(self.models.items())
-            if role != "policy" and (sources[role].optimizer is not None or sources[role].is_saved)
-        ]
+        saved = [role for role, source in sources.items() if source.optimizer is not None or source.is_saved]
+        return [(role, self.models[role]) for role in sorted(saved) if role != "policy"]
 
     def _model(self, role: Role) -> RoleModel:
         if role not in self.models:

@@ -8,7 +8,7 @@ targets of the first one serve all of them.
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from consumer.optim.learning_rate import LearningRate
 
 if TYPE_CHECKING:
     from consumer.backend import Backend
+    from consumer.models.policy_model import Output
 
 MicroBatches = tuple[MicroBatch, ...]
 
@@ -116,7 +117,7 @@ class TrainStep:
         self._add(kept.sums)
         for batch in kept.batches:
             micro_batches, _ = _scored(
-                batch.micro_batches, self._objective.hidden_states, self._backend.score_hidden, self._timeline
+                batch.micro_batches, self._objective.hidden_states, self._backend, self._timeline, output="hidden"
             )
             self._forward_backward(dataclasses.replace(batch, step=work.step, micro_batches=micro_batches))
         last = dataclasses.replace(kept.batches[-1], step=work.step, learning_rate_progress=work.learning_rate_progress)
@@ -230,11 +231,11 @@ def with_targets(
         needs_hidden: add the hidden states too, which gradients depend on.
     Returns: the micro-batches, and the sums that the targets report; those given on ranks without the LM head.
     """
-    micro_batches, has_head = _scored(micro_batches, objective.scores, backend.score, timeline)
+    micro_batches, has_head = _scored(micro_batches, objective.scores, backend, timeline)
     if objective.entropies:
-        micro_batches, has_head = _scored(micro_batches, objective.entropies, backend.score_entropy, timeline)
+        micro_batches, has_head = _scored(micro_batches, objective.entropies, backend, timeline, output="entropy")
     if needs_hidden and objective.hidden_states:
-        micro_batches, has_head = _scored(micro_batches, objective.hidden_states, backend.score_hidden, timeline)
+        micro_batches, has_head = _scored(micro_batches, objective.hidden_states, backend, timeline, output="hidden")
     # Without the head no loss is computed here.
     return objective.targets(micro_batches) if has_head else (micro_batches, {})
 
@@ -242,14 +243,16 @@ def with_targets(
 def _scored(
     micro_batches: MicroBatches,
     models: Mapping[str, Role],
-    compute: Callable[[MicroBatches, Role], list[Tensor]],
+    backend: "Backend",
     timeline: Timeline,
+    *,
+    output: "Output" = "scores",
 ) -> tuple[MicroBatches, bool]:
     """Add the scores of each model, by the name of the loss array; False on ranks without the LM head."""
     has_head = True
     for name, model in models.items():
         with timeline.span(f"score {model}"):
-            scores = compute(micro_batches, model)
+            scores = backend.score(micro_batches, model, output)
         has_head = len(scores) == len(micro_batches)
         if has_head:
             pairs = zip(micro_batches, scores, strict=True)

@@ -83,7 +83,7 @@ def with_teacher(
     for name in objective.scores:
         micro_batches = _with(micro_batches, name, backend.score(micro_batches, "teacher"))
     for name in objective.hidden_states:
-        micro_batches = _with(micro_batches, name, backend.score_hidden(micro_batches, "teacher"))
+        micro_batches = _with(micro_batches, name, backend.score(micro_batches, "teacher", "hidden"))
     return objective.targets(micro_batches) if backend.layout.is_last_stage else (micro_batches, {})
 
 

@@ -23,7 +23,7 @@ class TwoModels(ScriptedBackend):
         super().__init__()
         self.by_role: Steps = {"policy": [], "value": []}
 
-    def score(self, micro_batches: Any, model: str = "policy") -> Any:
+    def score(self, micro_batches: Any, model: str = "policy", output: str = "scores") -> Any:
         scores = super().score(micro_batches, "policy" if model == "value" else model)
         self.calls[-1] = f"score {model}"
         return [each.fill_(0.25) for each in scores] if model == "value" else scores

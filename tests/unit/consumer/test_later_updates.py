@@ -19,7 +19,9 @@ from tests.unit.consumer.test_train_step import ScriptedBackend, batch, seen, st
 class Backend(ScriptedBackend):
     """With a teacher."""
 
-    def score_hidden(self, micro_batches: Sequence[MicroBatch], model: str) -> list[Tensor]:
+    def score(self, micro_batches: Sequence[MicroBatch], model: str = "policy", output: str = "scores") -> list[Tensor]:
+        if output != "hidden":
+            return super().score(micro_batches, model)
         self.calls.append(f"score hidden {model}")
         return [torch.zeros(*m.token_ids.shape, 4) for m in micro_batches] if self.has_head else []
 

@@ -138,8 +138,10 @@ class RecordingBackend(Backend):
         super().__init__(backend_config(model_dir), SingleProcess(device=torch.device("cpu")))
         self.scored: list[tuple[MicroBatch, Tensor]] = []
 
-    def score(self, micro_batches: Sequence[MicroBatch], model: Role = "policy") -> list[Tensor]:
-        scores = super().score(micro_batches, model)
+    def score(
+        self, micro_batches: Sequence[MicroBatch], model: Role = "policy", output: str = "scores"
+    ) -> list[Tensor]:
+        scores = super().score(micro_batches, model, output)
         self.scored += zip(micro_batches, scores, strict=True)
         return scores
 

@@ -47,9 +47,11 @@ class RecordingBackend(Backend):
         self.step_gradients: list[Tensor] = []
         self.num_scored, self.num_trained = 0, 0
 
-    def score(self, micro_batches: Sequence[MicroBatch], model: Role = "policy") -> list[Tensor]:
+    def score(
+        self, micro_batches: Sequence[MicroBatch], model: Role = "policy", output: str = "scores"
+    ) -> list[Tensor]:
         self.num_scored += sum(len(m.segments) for m in micro_batches)
-        return super().score(micro_batches, model)
+        return super().score(micro_batches, model, output)
 
     def forward_backward(self, mini_batch: Any, loss_fn: Any, role: Role = "policy") -> dict[str, Tensor]:
         self.num_trained += sum(len(m.segments) for m in mini_batch.micro_batches)

@@ -34,7 +34,7 @@ class ScriptedBackend:
         self.kept: int | None = None
         self.steps: list[tuple[float, float]] = []  # loss scale and learning rate of each
 
-    def score(self, micro_batches: Sequence[MicroBatch], model: str = "policy") -> list[Tensor]:
+    def score(self, micro_batches: Sequence[MicroBatch], model: str = "policy", output: str = "scores") -> list[Tensor]:
         self.calls.append(f"score {model}")
         versions = {"policy": self.version, "old": self.kept}
         value = REFERENCE if model == "reference" else NEW - versions[model] / 10

@@ -227,7 +227,8 @@ class Backend:
             agree(of_role.begin if is_first_rank else None)
             written += agree(partial(_written, model, of_role, role))
             settings_dir = self._config.models[role].directory
-            agree(partial(of_role.describe, model.module, settings_dir) if is_first_rank else None)
+            describe = partial(of_role.describe, model.module, settings_dir, self._tokenizer_files)
+            agree(describe if is_first_rank else None)
         publish = partial(
             writer.publish,
             model=self.policy.module,

@@ -115,17 +115,16 @@ class CheckpointWriter:
             digests: of files, by name; others are read to be digested.
             keep: number of checkpoints to keep in the parent directory, this one included; None: all.
         """
-        self.describe(model, settings_dir)
+        self.describe(model, settings_dir, files or {})
         with _disk_errors(self.directory):
-            write_files(self._partial, files or {})
             write_state(self._partial, state)
             write_manifest(self._partial, digests or {})
             _publish(self._partial, self.directory)
             if keep is not None:
                 prune(self.directory.parent, keep)
 
-    def describe(self, model: PreTrainedModel, settings_dir: Path) -> None:
-        """Write the model's configuration, and which file holds which weight; see `publish`."""
+    def describe(self, model: PreTrainedModel, settings_dir: Path, files: Mapping[str, bytes]) -> None:
+        """Write the model's configuration, which file holds which weight, and further files; see `publish`."""
         with _disk_errors(self.directory):
             config = copy.deepcopy(model.config)
             # transformers removes this prefix, too, when it saves: FSDP2 derives a class of that name from the model's.
@@ -134,6 +133,7 @@ class CheckpointWriter:
             for line in write_settings(self._partial, config, generation, settings_dir):
                 logger.warning("%s: %s", self.directory, line)
             self._write_index()
+            write_files(self._partial, files)
 
     def _save(self, tensors: Mapping[str, Tensor], name: str, metadata: dict[str, str] | None) -> str:
         # contiguous() copies where needed: safetensors refuses tensors that share memory or are views.

@@ -54,6 +54,11 @@ def test_the_critic_begins_at_0_and_is_a_classifier_of_transformers(whole) -> No
         assert model(input_ids=torch.arange(1, 6)[None]).logits.abs().item() > 0
 
 
+def test_the_saved_critic_is_the_start_of_another_run(run_in_threads, whole) -> None:
+    trace = run_in_threads(PPO | {"critic_model": str(whole.paths.checkpoints / "step-4" / "value"), "max_steps": 1})
+    assert trace.steps[0]["value_mean"] != 0
+
+
 def test_a_checkpoint_without_a_critic_goes_on_with_a_new_one(run_in_threads, tmp_path) -> None:
     before = run_in_threads({**PPO, "algo": "REINFORCE_PP", "critic_lr": None, "max_steps": 2})
     trace = go_on(run_in_threads, before, tmp_path, step=2, max_steps=None)

@@ -67,6 +67,9 @@ class TrainStep:
         self._mismatch_meter = mismatch_meter
         self._old_step: int | None = None  # the step before which the backend copied its old policy
         self._kept: dict[int, KeptStep] = {}  # steps whose batch has updates to come
+        self._keeps_batches = objective.updates_per_batch > 1 or any(
+            objective.num_steps(r) > 1 for r in objective.losses
+        )
         self._begin()
 
     def _begin(self) -> None:
@@ -122,6 +125,7 @@ class TrainStep:
             self._forward_backward(dataclasses.replace(batch, step=work.step, micro_batches=micro_batches))
         last = dataclasses.replace(kept.batches[-1], step=work.step, learning_rate_progress=work.learning_rate_progress)
         self._train_s += time.perf_counter() - begin
+        self._trained = [*kept.batches]
         return self._finish(last)
 
     def objective_state(self) -> dict[str, Any]:
@@ -133,7 +137,7 @@ class TrainStep:
         begin, sums = time.perf_counter(), dict[str, Tensor]()
         for ready in self._take_ready():
             sums = merge_sums(sums, self._forward_backward(ready))
-            if self._objective.updates_per_batch > 1:
+            if self._keeps_batches:
                 self._keep(ready)
         self._train_s += time.perf_counter() - begin
         return sums
@@ -174,11 +178,14 @@ class TrainStep:
             self._mismatch_meter.end_step(step)
         with self._timeline.span("optimizer step", step=step + 1):
             norms = {}
-            for role in self._objective.losses:
+            for role, loss in self._objective.losses.items():
                 rate = self._objective.rate_of(role, step)
-                norms[role] = self._backend.optimizer_step(
-                    loss_scale=loss_scale if rate else 0.0, learning_rate=rate * learning_rate, role=role, **options
-                )
+                for number in range(self._objective.num_steps(role)):
+                    for trained in self._trained if number else ():
+                        self._backend.forward_backward(dataclasses.replace(trained, step=step), loss, role)
+                    norms[role] = self._backend.optimizer_step(
+                        loss_scale=loss_scale if rate else 0.0, learning_rate=rate * learning_rate, role=role, **options
+                    )
         sums = self._backend.reduce_sums(self._sums)
         metrics = self._objective.metrics(sums, loss_scale=loss_scale) if sums else {}
         if sums:

@@ -40,6 +40,9 @@ class CriticConfig(Section):
     critic_lr: float | None = experiment(
         None, "Peak learning rate of the critic, with the policy's schedule; default: ten times --learning-rate.", gt=0
     )
+    critic_updates: int = experiment(
+        1, "Optimizer steps of the critic on the samples of each of the policy's; as many forwards and backwards.", ge=1
+    )
     critic_warmup: int = experiment(0, "First optimizer steps, in which the critic alone is trained.", ge=0)
     value_clip: float | None = experiment(
         0.2, "The critic's loss is clipped where a value is further than this from that before the update.", gt=0

@@ -25,6 +25,7 @@ class ActorCritic(PolicyGradient):
     value_loss: ValueLoss
     token_returns: TokenReturns
     critic_rate: float = 1.0  # learning rate of the critic, as a multiple of the policy's
+    critic_updates: int = 1  # optimizer steps of the critic on the samples of a step
     critic_warmup: int = 0  # first optimizer steps, in which the policy stands still
 
     @property
@@ -42,6 +43,10 @@ class ActorCritic(PolicyGradient):
         if role == "value":
             return self.critic_rate
         return float(step >= self.critic_warmup)
+
+    def num_steps(self, role: Role) -> int:
+        """Return the optimizer steps of a model on the samples of a step."""
+        return self.critic_updates if role == "value" else 1
 
     def _with_advantages(self, micro_batch: MicroBatch) -> tuple[MicroBatch, dict[str, Tensor]]:
         returns = self.token_returns

@@ -58,6 +58,10 @@ class Objective(ABC):
         """Return a trained model's learning rate as a multiple of the step's; 0: the model stands still."""
         return 1.0
 
+    def num_steps(self, role: Role) -> int:
+        """Return the optimizer steps of a trained model on the samples of a step."""
+        return 1
+
     def targets(self, micro_batches: tuple[MicroBatch, ...]) -> Targets:
         """Fill the loss arrays that depend on scores; not called on ranks without the LM head."""
         return micro_batches, {}

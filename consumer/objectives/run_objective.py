@@ -60,6 +60,7 @@ def policy_gradient(config: Config, coefficients: Coefficients | None = None) ->
             **kl,
         ),
         critic_rate=CRITIC_RATE if rate is None else rate / config.optimizer.learning_rate,
+        critic_updates=critic.critic_updates,
         critic_warmup=critic.critic_warmup,
     )
 

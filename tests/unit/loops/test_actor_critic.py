@@ -116,6 +116,17 @@ def test_it_goes_with_the_other_parts_of_a_run(run_in_threads, make_model_dir, c
     assert trace.steps[-1]["value_mean"] != 0
 
 
+@pytest.mark.parametrize("changes", [{}, {"updates_per_batch": 2, "old_logprobs": "trainer"}])
+def test_the_critic_may_take_more_steps_than_the_policy(run_in_threads, changes) -> None:
+    once, thrice = (run_in_threads({**PPO, "critic_updates": updates, "max_steps": 2, **changes}) for updates in (1, 3))
+    before, after = (whole_weights(trace, 2) for trace in (once, thrice))
+    moved = [float((after["value"][name] - weight).abs().max()) for name, weight in before["value"].items()]
+    assert max(moved) > 1e-3
+    steps = [step["value_loss"] for step in thrice.steps]
+    assert steps[0] == once.steps[0]["value_loss"] and steps[1] != once.steps[1]["value_loss"]
+    assert thrice.steps[0]["grad_norm"] == once.steps[0]["grad_norm"]
+
+
 def test_one_sample_a_prompt_is_enough(run_in_threads) -> None:
     trace = run_in_threads({"algo": "PPO", "num_generations": 1, "train_microbatch_size": 2, "max_steps": 2})
     assert trace.gradients and any(gradient.any() for gradient in trace.gradients[0].values())

@@ -190,7 +190,7 @@ IN_RUNS = {
     "critic_model": Row("<model>", metric("value_mean", step=-1), base=PPO),
     "critic_lr": Row(0.1, metric("value_mean", step=-1), base=PPO),
     "critic_warmup": Row(2, lambda t: len(t.gradients), 4, 2, PPO),
-    "critic_updates": Row(3, metric("value_mean"), base=PPO),
+    "critic_updates": Row(3, lambda t: t.steps[-1]["value_mean"], base=PPO),
     "value_clip": Row(1e-4, metric("value_clip_fraction", step=-1), base=PPO | {"updates_per_batch": 2}),
     "value_huber": Row(0.01, metric("value_grad_norm"), base=PPO),
     "enable_profiling": Row(True, lambda t: [*map(str, t.paths.run_dir.glob("profile/*.json"))] != [], False, True),

@@ -67,9 +67,8 @@ class TrainStep:
         self._mismatch_meter = mismatch_meter
         self._old_step: int | None = None  # the step before which the backend copied its old policy
         self._kept: dict[int, KeptStep] = {}  # steps whose batch has updates to come
-        self._keeps_batches = objective.updates_per_batch > 1 or any(
-            objective.num_steps(r) > 1 for r in objective.losses
-        )
+        steps_of_roles = (objective.num_steps(role) for role in objective.losses)
+        self._keeps_batches = max(objective.updates_per_batch, *steps_of_roles) > 1
         self._begin()
 
     def _begin(self) -> None:

@@ -86,7 +86,7 @@ class ProducerActor:
             self._loaded_engine(),
             self._reward,
             max_sequences=self._config.sequences_in_flight,
-            group_size=self._config.sampling.num_generations,
+            group_size=self._config.answers_per_prompt,
             environment=self._environment,
             by_sample=self._config.sync.partial_rollouts,
             cuts_overdue=self._config.environment.stale_episodes == "cut",

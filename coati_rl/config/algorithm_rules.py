@@ -25,6 +25,11 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _decoupled(config)
     yield from _updates(config)
     yield from _turns(config)
+    if config.algorithm.has_baseline and config.distillation.distill_only:
+        yield (
+            "--distill-only with --advantage-estimator remax: its greedy answers would be generated for nothing, as no "
+            "reward is learned from; use --advantage-estimator reward"
+        )
 
 
 def algorithm_warnings(config: Config) -> Iterator[str]:
@@ -115,6 +120,7 @@ def _turns(config: Config) -> Iterator[str]:
     given = {
         f"--advantage-estimator {GDPO}": algorithm.advantage_estimator == GDPO,
         "--advantage-estimator opo": algorithm.advantage_estimator == "opo",
+        "--advantage-estimator remax": algorithm.has_baseline,
         "--reward-normalize": reward.reward_normalize,
         "--reward-clip": reward.reward_clip is not None,
     }

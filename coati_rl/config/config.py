@@ -129,7 +129,12 @@ class Config(TrainingConfig):
     @property
     def sequences_in_flight(self) -> int:
         """Samples that a producer generates at a time: those of -imbs prompts."""
-        return self.parallel.inference_microbatch_size * self.sampling.num_generations
+        return self.parallel.inference_microbatch_size * self.answers_per_prompt
+
+    @property
+    def answers_per_prompt(self) -> int:
+        """Answers to a training prompt: its samples, and the greedy one that they are compared with, if any."""
+        return self.sampling.num_generations + self.algorithm.has_baseline
 
     @property
     def sync_period(self) -> int:

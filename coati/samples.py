@@ -53,7 +53,8 @@ def group_samples(
 ) -> list[Sample]:
     """Return a sample of each completion of a prompt, with its advantage; none of one with the reward NaN.
 
-    With "remax" `baseline` is the reward of a greedy completion, which is not among these; none if it is NaN. With "gae" each has its reward at its last token, of which the critic of loss="ppo" makes advantages.
+    With "gae" each has its reward at its last token, of which the critic of loss="ppo" makes advantages. With "remax"
+    `baseline` is the reward of a greedy completion, which is not among these; if it is NaN there is no sample.
     """
     if baseline is not None and np.isnan(baseline):
         return []

@@ -91,10 +91,13 @@ class LeaseGenerate:
         """See `Generate`."""
         num_sampled = self._num_sampled(num_samples, episode)
         # A stream counts the samples of a request, and shows those that come first.
-        parts = ((num_sampled, on_tokens), (num_samples - num_sampled, None if num_sampled else on_tokens))
+        parts = (
+            (num_sampled, False, on_tokens),
+            (num_samples - num_sampled, True, None if num_sampled else on_tokens),
+        )
         asked = [  # both, before any is waited for
             self._submit(token_ids, num, episode, sampling or {}, to, is_greedy=is_greedy)
-            for is_greedy, (num, to) in enumerate(parts)
+            for num, is_greedy, to in parts
             if num > 0
         ]
         try:

@@ -117,10 +117,14 @@ def _turns(config: Config) -> Iterator[str]:
     algorithm, reward = config.algorithm, config.reward
     if algorithm.turn_advantages is None:
         return
+    if algorithm.has_baseline:
+        yield (
+            f"--turn-advantages {algorithm.turn_advantages:g} with --advantage-estimator remax: samples are compared "
+            "with the reward of a whole greedy episode, and turns have rewards of their own; leave one of the two out"
+        )
     given = {
         f"--advantage-estimator {GDPO}": algorithm.advantage_estimator == GDPO,
         "--advantage-estimator opo": algorithm.advantage_estimator == "opo",
-        "--advantage-estimator remax": algorithm.has_baseline,
         "--reward-normalize": reward.reward_normalize,
         "--reward-clip": reward.reward_clip is not None,
     }

@@ -13,7 +13,17 @@ import numpy as np
 
 from coati_rl.frozen import unchecked
 from coati_rl.run_lengths import Runs, decode_runs, encode_runs, slices
-from coati_rl.types import Baseline, FinishReason, Prompt, RolloutGroup, Score, SharedPrefix, TokenReward, Trajectory, Turn
+from coati_rl.types import (
+    Baseline,
+    FinishReason,
+    Prompt,
+    RolloutGroup,
+    Score,
+    SharedPrefix,
+    TokenReward,
+    Trajectory,
+    Turn,
+)
 
 _PACKED, _ARRAYS = "packed", "arrays"  # in the cache of a group
 

@@ -161,9 +161,7 @@ def _advantages(group: RolloutGroup, rules: GroupRules, estimator: Estimator, sc
             by_turn = turn_rewards(group, rewards, valid)
             return turn_advantages(by_turn, discount=rules.turn_discount, estimator=estimator)
         baseline = _baseline(group, rules, scaling)
-        return group_advantages(
-            rewards, valid, estimator=estimator, lengths=episode_tokens(group), baseline=baseline
-        )
+        return group_advantages(rewards, valid, estimator=estimator, lengths=episode_tokens(group), baseline=baseline)
     except Exception as error:
         raise RunError(
             f"--advantage-estimator fails on prompt {group.prompt.uid} with rewards {rewards[valid].tolist()}: "

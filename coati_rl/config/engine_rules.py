@@ -50,14 +50,17 @@ def sequences_at_a_time(config: Config) -> int:
     return config.sampling.max_num_seqs or config.sequences_in_flight
 
 
+def answers_per_prompt(config: Config) -> int:
+    """Return the answers to a training prompt: its samples, and the greedy one that they are compared with, if any."""
+    return config.sequences_in_flight // config.parallel.inference_microbatch_size
+
+
 def engine_problems(config: Config) -> Iterator[str]:
     """Return why the engines of a run cannot be made like this, each with a remedy."""
     yield from backend_problems(config.sampling)
     yield from partial_rollout_problems(config)
     sampling, wanted = config.sampling, config.sampling.max_num_seqs
-    per_prompt, of_prompt = config.answers_per_prompt, "g"
-    if config.algorithm.has_baseline:
-        of_prompt = "(g + 1)"  # the greedy answer
+    per_prompt, of_prompt = answers_per_prompt(config), "(g + 1)" if config.algorithm.has_baseline else "g"
     # A prompt of partial rollouts begins as soon as one sample has ended.
     extra, of_extra = (per_prompt - 1, f" + {of_prompt} - 1") if config.sync.partial_rollouts else (0, "")
     largest, of_largest = max((per_prompt, of_prompt), (sampling.eval_samples, "eval-samples"), key=itemgetter(0))

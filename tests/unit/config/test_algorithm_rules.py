@@ -31,8 +31,7 @@ def test_presets_have_neither_problems_nor_warnings(algo):
 REFUSALS = [
     (
         "--advantage-estimator vtrace",
-        "--advantage-estimator vtrace: unknown; use group_norm, group_mean, leave_one_out, reward, max_rl, opo, "
-        "remax, gdpo, gae",
+        "--advantage-estimator vtrace: unknown; use group_norm, group_mean, leave_one_out, reward, max_rl, opo, ",
         ["--advantage-estimator reward"],
     ),
     (
@@ -54,16 +53,6 @@ REFUSALS = [
         "-rt boxed=1,/a.py:f=1 --turn-advantages 0.9 --advantage-estimator gdpo --whiten-advantages",
         "--turn-advantages 0.9 with --advantage-estimator gdpo: it changes the reward of a whole episode, and turns ",
         ["--turn-advantages None", "--advantage-estimator group_norm"],
-    ),
-    (
-        "--turn-advantages 0.9 --advantage-estimator remax",
-        "--turn-advantages 0.9 with --advantage-estimator remax: samples are compared with the reward of a whole ",
-        ["--turn-advantages None", "--advantage-estimator leave_one_out"],
-    ),
-    (
-        "-a REMAX --distill-only --teacher big",
-        "--distill-only with --advantage-estimator remax: its greedy answers would be generated for nothing, ",
-        ["--advantage-estimator reward", "--no-distill-only"],
     ),
     (
         "--turn-advantages 1 --reward-clip 0,1",
@@ -244,12 +233,7 @@ def test_one_sample_a_prompt_is_refused_where_samples_are_compared(algo):
 
 
 def test_one_sample_a_prompt_will_do_where_the_batch_is_the_baseline_or_the_user_decides():
-    for argv in (
-        "-a REINFORCE_PP",
-        "-a REMAX",
-        "-a RLOO --advantage-estimator reward",
-        "--advantage-estimator mine.py:advantage",
-    ):
+    for argv in ("-a REINFORCE_PP", "-a RLOO --advantage-estimator reward", "--advantage-estimator mine.py:advantage"):
         assert not needs_group(config_of(argv))
         check(config_of(f"{argv} -g 1 -tmbs 1"))
 

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 def advantages(
-    rewards: Sequence[float], estimator: str = "group_norm", *, lengths: Sequence[int] | None = None
+    rewards: Sequence[float],
+    estimator: str = "group_norm",
+    *,
+    lengths: Sequence[int] | None = None,
+    baseline: float | None = None,
 ) -> list[float]:
     """Return the advantage of each completion of a prompt by its reward.
 
@@ -24,26 +28,36 @@ def advantages(
         rewards: of all completions of one prompt; NaN: it could not be scored, and has the advantage 0.
         estimator: as --advantage-estimator.
         lengths: tokens of each completion, which "opo" needs.
+        baseline: reward of the greedy completion of the prompt, which "remax" needs; NaN: it could not be scored, and
+            all advantages are 0.
     """
     values = np.array(rewards, dtype=np.float64)
-    is_valid = ~np.isnan(values)
+    is_valid = ~np.isnan(values) & (baseline is None or not np.isnan(baseline))
     found = group_advantages(
         np.where(is_valid, values, 0.0),
         is_valid,
         estimator=load_estimator(estimator),
         lengths=None if lengths is None else np.array(lengths),
+        baseline=baseline,
     )
     return [float(value) for value in found]
 
 
 def group_samples(
-    completions: Sequence["Completion"], rewards: Sequence[float], estimator: str = "group_norm"
+    completions: Sequence["Completion"],
+    rewards: Sequence[float],
+    estimator: str = "group_norm",
+    *,
+    baseline: float | None = None,
 ) -> list[Sample]:
     """Return a sample of each completion of a prompt, with its advantage; none of one with the reward NaN.
 
-    With "gae" each has its reward at its last token, of which the critic of loss="ppo" makes advantages.
+    With "gae" each has its reward at its last token, of which the critic of loss="ppo" makes advantages. With "remax"
+    `baseline` is the reward of a greedy completion, which is not among these; if it is NaN there is no sample.
     """
-    found = [*zip(completions, rewards, advantages(rewards, estimator), strict=True)]
+    if baseline is not None and np.isnan(baseline):
+        return []
+    found = [*zip(completions, rewards, advantages(rewards, estimator, baseline=baseline), strict=True)]
     extra = [one.token_rewards(reward) if estimator == GAE else {} for one, reward, _ in found]
     return [one.sample(a, **more) for (one, r, a), more in zip(found, extra, strict=True) if not np.isnan(r)]
 

@@ -83,6 +83,7 @@ class Lease:
     prompt: Prompt
     group_size: int  # episodes wanted (G)
     sampling: SamplingParams
+    has_baseline: bool = False  # one more, number G, is greedy: its reward is what the others are compared with
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,6 +194,14 @@ class Score:
     filter_score: float | None = None  # used by --filter-range, clamped to [0, 1]; None: the reward
 
 
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """Hold what is kept of the greedy answer to a group's prompt, which is none of its samples."""
+
+    score: Score
+    num_tokens: int  # sampled
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutGroup:
     """Hold the G scored episodes of one prompt."""
@@ -206,6 +215,7 @@ class RolloutGroup:
     trajectories: Sequence[Trajectory]  # G or more, by episode; a parent comes before its forks
     scores: tuple[Score, ...]  # G, one of each episode
     records: tuple[dict[str, Any], ...] = ()  # G, of the turns of each episode, as JSON; none of single answers
+    baseline: Baseline | None = None  # None: the lease asked for none
     cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # what follows from it
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from coati_rl.config import Config
-from coati_rl.config.engine_rules import sequences_at_a_time
+from coati_rl.config.engine_rules import answers_per_prompt, sequences_at_a_time
 from coati_rl.coordinator.membership import UNSYNCED
 from coati_rl.errors import EngineError
 from coati_rl.observability.phases import PHASES
@@ -86,7 +86,7 @@ class ProducerActor:
             self._loaded_engine(),
             self._reward,
             max_sequences=self._config.sequences_in_flight,
-            group_size=self._config.sampling.num_generations,
+            group_size=answers_per_prompt(self._config),
             environment=self._environment,
             by_sample=self._config.sync.partial_rollouts,
             cuts_overdue=self._config.environment.stale_episodes == "cut",

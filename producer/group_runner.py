@@ -1,7 +1,8 @@
 """Keep environments running for leased prompts, up to a number of samples at a time.
 
 In: leases. Out: the trajectories of their groups, in the order in which they are done. One thread uses it, and runs the
-event loop of the environments whenever it waits; `wake` may be called from any. G is the group size.
+event loop of the environments whenever it waits; `wake` may be called from any. G is the group size, the greedy episode
+of a lease with a baseline included.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ _CLOSE_S = 5.0  # for environments that were cancelled to end
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolledOut:
-    """Hold the trajectories of a lease's group, or why there are none."""
+    """Hold the trajectories of a lease's group, its greedy episode's last, or why there are none."""
 
     lease: Lease
     trajectories: tuple[Trajectory, ...] = ()
@@ -79,7 +80,7 @@ class GroupRunner:
         """Count the prompts, of G samples each, that may be submitted now."""
         if self._by_sample:
             return -(min(0, self._engine.num_sequences() - self._max_sequences) // self._group_size)
-        num_sequences = sum(max(lease.group_size, self._group_size) for lease in self._running.values())
+        num_sequences = sum(max(_num_episodes(lease), self._group_size) for lease in self._running.values())
         return max(0, self._max_sequences - num_sequences) // self._group_size
 
     def submit(self, leases: Sequence[Lease], *, min_policy_version: int) -> None:
@@ -156,7 +157,7 @@ class GroupRunner:
         )
         self._cuts[lease.lease_id] = generate.cut
         try:
-            rollout = await self._environment.run(lease.prompt, generate, group_size=lease.group_size)
+            rollout = await self._environment.run(lease.prompt, generate, group_size=_num_episodes(lease))
             return _rolled_out(lease, rollout)
         except RunError:  # the engine has ended, say
             raise
@@ -169,9 +170,14 @@ class GroupRunner:
             generate.close()
 
 
+def _num_episodes(lease: Lease) -> int:
+    """Return the episodes of a lease: its group, and the greedy one after it, if it has a baseline."""
+    return lease.group_size + lease.has_baseline
+
+
 def _rolled_out(lease: Lease, rollout: Rollout) -> RolledOut:
     """Raises: RolloutError if it is not of the lease's episodes, by episode."""
-    episodes, wanted = [each.episode for each in rollout.trajectories], range(lease.group_size)
+    episodes, wanted = [each.episode for each in rollout.trajectories], range(_num_episodes(lease))
     if sorted(set(episodes)) != list(wanted) or episodes != sorted(episodes):
         raise RolloutError(f"the environment gave trajectories of the episodes {episodes}, {len(wanted)} are wanted")
     if unknown := sorted({*rollout.scores, *rollout.records} - set(wanted)):

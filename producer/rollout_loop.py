@@ -9,7 +9,7 @@ sample does.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from coati_rl.data.packed_group import PackedGroup
 from coati_rl.observability.phases import PHASES
 from coati_rl.observability.timeline import NO_TIMELINE, Span, Timeline
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
-from coati_rl.types import Lease, RolloutGroup, Score, Trajectory
+from coati_rl.types import Baseline, Lease, RolloutGroup, Score, Trajectory
 from producer.environments.environment import Environment
 from producer.environments.episode_scores import with_environment_rewards
 from producer.environments.single_turn import SampleBySample, SingleTurn
@@ -70,7 +70,7 @@ class RolloutLoop:
             engine: generates the samples.
             reward: scores the groups.
             max_sequences: largest number of samples in flight.
-            group_size: samples of a training prompt.
+            group_size: samples of a training prompt, the greedy one of a lease with a baseline included.
             environment: of all prompts; None: a single turn.
             by_sample: ask for each sample of a single turn alone, and begin a prompt as soon as one has ended.
             cuts_overdue: end the open episodes of prompts that trainers wait for, as others would get stale.
@@ -170,16 +170,25 @@ class RolloutLoop:
 
     def _group(self, item: _Scoring) -> RolloutGroup:
         item.span.end()
-        episodes = range(item.lease.group_size)
+        scores, group_size = _scores(item), item.lease.group_size
+        episodes, kept = range(group_size), [each for each in item.trajectories if each.episode < group_size]
         return RolloutGroup(
             lease_id=item.lease.lease_id,
             producer_id=self._producer_id,
             prompt=item.lease.prompt,
             temperature=item.lease.sampling.temperature,
-            trajectories=item.trajectories,
-            scores=_scores(item),
+            trajectories=tuple(kept),
+            scores=scores[:group_size],
             records=tuple(item.records.get(episode, {}) for episode in episodes) if item.records else (),
+            baseline=_baseline(item, scores) if item.lease.has_baseline else None,
         )
+
+
+def _baseline(item: _Scoring, scores: Sequence[Score]) -> Baseline:
+    """Return what is kept of the greedy episode, the one after the group."""
+    number = item.lease.group_size
+    num_tokens = sum(each.num_loss_tokens for each in item.trajectories if each.episode == number)
+    return Baseline(score=scores[number], num_tokens=num_tokens)
 
 
 def _scores(item: _Scoring) -> tuple[Score, ...]:

@@ -15,6 +15,7 @@ OURS = [
     "logprob_rounding_mean", "logprob_rounding_rms", "logprob_rounding_tokens", "logprob_shift_mean",
     "kl_coeff", "entropy_coeff", "masked_token_fraction",
     "reward_std", "constant_group_fraction", "response_tokens_max", "distinct_response_fraction",
+    "baseline_reward_mean",
 ]  # fmt: skip
 ROLLOUT_RUN = frozenset({*CONTRACT, *OURS})
 # Of each task in a run of several, `<key>/<task>`.

@@ -72,10 +72,21 @@ def reward(rewards: Rewards) -> Rewards:
     return rewards
 
 
+def remax(rewards: Rewards, baseline: float | None = None) -> Rewards:
+    """Compute A_i = R_i - b, b the reward of the greedy answer to the same prompt; it needs no group.
+
+    Raises: ValueError without it.
+    Source: arXiv:2310.10505 (ReMax).
+    """
+    if baseline is None:
+        raise ValueError("remax compares rewards with that of a greedy answer, the baseline, which is not given")
+    return rewards - baseline
+
+
 GDPO = "gdpo"  # `decoupled_advantages`, which needs the rewards one by one
 GAE = "gae"  # `coati_rl.algorithms.gae`, which needs a critic's values
 ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
-    estimator.__name__: estimator for estimator in (group_norm, group_mean, leave_one_out, reward, max_rl, opo)
+    estimator.__name__: estimator for estimator in (group_norm, group_mean, leave_one_out, reward, max_rl, opo, remax)
 }
 _COMPARING = (group_norm, group_mean, leave_one_out, max_rl, opo)  # samples of a group with each other
 
@@ -85,8 +96,18 @@ def compares_samples(name: str) -> bool:
     return name == GDPO or ADVANTAGE_ESTIMATORS.get(name) in _COMPARING
 
 
+def needs_baseline(name: str) -> bool:
+    """Return True if the built-in estimator of this name needs a greedy answer to each prompt."""
+    return ADVANTAGE_ESTIMATORS.get(name) is remax
+
+
 def group_advantages(
-    rewards: Rewards, valid: NDArray[np.bool_], *, estimator: Estimator, lengths: NDArray[np.int64] | None = None
+    rewards: Rewards,
+    valid: NDArray[np.bool_],
+    *,
+    estimator: Estimator,
+    lengths: NDArray[np.int64] | None = None,
+    baseline: float | None = None,
 ) -> Rewards:
     """Compute the advantages of one group by `estimator` over the valid samples; undefined cases are 0.
 
@@ -95,6 +116,7 @@ def group_advantages(
         valid: bool[G], False where the scorer could not decide.
         estimator: one of ADVANTAGE_ESTIMATORS, or a user's.
         lengths: int64[G], tokens of each sample, which `opo` needs.
+        baseline: reward of the greedy answer, which `remax` needs.
     Returns: float64[G], without unit; exactly 0 on invalid samples. Where the estimator compares samples of a group it
         is exactly 0 also when all valid rewards are equal or fewer than two samples are valid.
     Raises: ValueError if the shapes differ, a valid reward is not finite, or the estimator's result is not one finite
@@ -113,6 +135,8 @@ def group_advantages(
     if estimator is opo:
         counted_lengths = None if lengths is None else lengths[valid].astype(np.float64)
         found = opo(counted, counted_lengths)
+    elif estimator is remax:
+        found = remax(counted, baseline)
     else:
         found = np.asarray(estimator(counted), dtype=np.float64)
     is_vector = found.shape == counted.shape

@@ -15,7 +15,7 @@ import numpy as np
 
 from coati_rl.checkpoint.format import FORMAT_VERSION, VERSION_KEY, migrate_rollouts
 from coati_rl.data.packed_group import PackedGroup, PackedTrajectory, as_packed
-from coati_rl.types import Prompt, RolloutGroup, Score
+from coati_rl.types import Baseline, Prompt, RolloutGroup, Score
 
 _ARRAYS = {"token_ids": np.int32, "logprobs": np.float32}
 
@@ -94,7 +94,12 @@ def _describe(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
         "trajectories": [each.to_json() for each in packed.trajectories],
         "scores": [asdict(score) for score in packed.scores],
         **({"records": packed.records} if packed.records else {}),
+        **({"baseline": asdict(packed.baseline)} if packed.baseline is not None else {}),
     }
+
+
+def _read_baseline(described: dict[str, Any] | None) -> Baseline | None:
+    return None if described is None else Baseline(**{**described, "score": Score(**described["score"])})
 
 
 def _read_groups(
@@ -119,6 +124,7 @@ def _read_groups(
             trajectories=tuple(PackedTrajectory.of_json(each) for each in group["trajectories"]),
             scores=tuple(Score(**score) for score in group["scores"]),
             records=tuple(group.get("records", ())),
+            baseline=_read_baseline(group.get("baseline")),
         )
         token_ids, logprobs = token_ids[num_tokens:], logprobs[num_loss_tokens:]
         try:

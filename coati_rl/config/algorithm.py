@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 
-from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GAE, GDPO
+from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GAE, GDPO, needs_baseline
 from coati_rl.algorithms.aggregation import LossVariation
 from coati_rl.algorithms.choices import POLICY_LOSSES, Correction, KLEstimator, RatioLevel, TokenSelection
 from coati_rl.config.fields import Section, execution, experiment, split_range
@@ -144,6 +144,11 @@ class AlgorithmConfig(Section):
     def has_critic(self) -> bool:
         """Whether a critic is trained beside the policy."""
         return self.advantage_estimator == GAE
+
+    @property
+    def has_baseline(self) -> bool:
+        """Whether each training prompt gets a greedy answer, with which its samples are compared."""
+        return needs_baseline(self.advantage_estimator)
 
     @model_validator(mode="before")
     @classmethod

@@ -26,6 +26,11 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _decoupled(config)
     yield from _updates(config)
     yield from _turns(config)
+    if config.algorithm.has_baseline and config.distillation.distill_only:
+        yield (
+            "--distill-only with --advantage-estimator remax: its greedy answers would be generated for nothing, as no "
+            "reward is learned from; use --advantage-estimator reward"
+        )
 
 
 def algorithm_warnings(config: Config) -> Iterator[str]:
@@ -114,6 +119,11 @@ def _turns(config: Config) -> Iterator[str]:
     algorithm, reward = config.algorithm, config.reward
     if algorithm.turn_advantages is None:
         return
+    if algorithm.has_baseline:
+        yield (
+            f"--turn-advantages {algorithm.turn_advantages:g} with --advantage-estimator remax: samples are compared "
+            "with the reward of a whole greedy episode, and turns have rewards of their own; leave one of the two out"
+        )
     given = {
         f"--advantage-estimator {GDPO}": algorithm.advantage_estimator == GDPO,
         "--advantage-estimator opo": algorithm.advantage_estimator == "opo",

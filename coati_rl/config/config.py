@@ -128,8 +128,9 @@ class Config(TrainingConfig):
 
     @property
     def sequences_in_flight(self) -> int:
-        """Samples that a producer generates at a time: those of -imbs prompts."""
-        return self.parallel.inference_microbatch_size * self.sampling.num_generations
+        """Samples that a producer generates at a time: those of -imbs prompts, greedy answers to them included."""
+        answers_per_prompt = self.sampling.num_generations + self.algorithm.has_baseline
+        return self.parallel.inference_microbatch_size * answers_per_prompt
 
     @property
     def sync_period(self) -> int:

@@ -5,6 +5,7 @@ Names and types of --engine-arg are vLLM's; see `producer.engines.vllm_arguments
 
 import json
 from collections.abc import Collection, Iterator
+from operator import itemgetter
 from typing import Any, Protocol
 
 from coati_rl.config.config import Config
@@ -49,19 +50,25 @@ def sequences_at_a_time(config: Config) -> int:
     return config.sampling.max_num_seqs or config.sequences_in_flight
 
 
+def answers_per_prompt(config: Config) -> int:
+    """Return the answers to a training prompt: its samples, and the greedy one that they are compared with, if any."""
+    return config.sequences_in_flight // config.parallel.inference_microbatch_size
+
+
 def engine_problems(config: Config) -> Iterator[str]:
     """Return why the engines of a run cannot be made like this, each with a remedy."""
     yield from backend_problems(config.sampling)
     yield from partial_rollout_problems(config)
     sampling, wanted = config.sampling, config.sampling.max_num_seqs
-    largest = "g" if sampling.largest_group == sampling.num_generations else "eval-samples"
+    per_prompt, of_prompt = answers_per_prompt(config), "(g + 1)" if config.algorithm.has_baseline else "g"
     # A prompt of partial rollouts begins as soon as one sample has ended.
-    extra, of_extra = (sampling.num_generations - 1, " + g - 1") if config.sync.partial_rollouts else (0, "")
-    most = config.parallel.inference_microbatch_size * sampling.largest_group + extra
+    extra, of_extra = (per_prompt - 1, f" + {of_prompt} - 1") if config.sync.partial_rollouts else (0, "")
+    largest, of_largest = max((per_prompt, of_prompt), (sampling.eval_samples, "eval-samples"), key=itemgetter(0))
+    most = config.parallel.inference_microbatch_size * largest + extra
     if wanted is not None and wanted > most:
         yield (
-            f"--max-num-seqs {wanted}: has no effect, as at most imbs * {largest}{of_extra} = {most} samples are in "
-            f"flight; use -imbs {-(-(wanted - extra) // sampling.largest_group)}, or leave it out"
+            f"--max-num-seqs {wanted}: has no effect, as at most imbs * {of_largest}{of_extra} = {most} samples are in "
+            f"flight; use -imbs {-(-(wanted - extra) // largest)}, or leave it out"
         )
 
 

@@ -9,8 +9,8 @@ from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.coordinator.settings import CoordinatorSettings
 from coati_rl.data.episodes import has_logprobs
-from coati_rl.data.group_rules import NoEffect, is_valid, reason_without_effect
-from coati_rl.types import MAX_REWARD, RolloutGroup
+from coati_rl.data.group_rules import NoEffect, has_usable_baseline, is_valid, reason_without_effect
+from coati_rl.types import MAX_REWARD, RolloutGroup, Score
 
 logger = logging.getLogger(__name__)
 
@@ -158,11 +158,17 @@ class GroupCounts:
 
 def _cause(group: RolloutGroup, episode: int) -> str:
     """Return why an episode is not valid."""
+    if group.baseline is not None and not has_usable_baseline(group):
+        return f"the greedy answer to its prompt has no reward: {_cause_of_score(group.baseline.score)}"
     score = group.scores[episode]
+    if score.verdict != "invalid" and not has_logprobs(group)[episode]:
+        return "the engine's log-probability of a token is not finite"
+    return _cause_of_score(score)
+
+
+def _cause_of_score(score: Score) -> str:
     if score.verdict == "invalid":
         return score.detail or "no reason is given"
-    if not has_logprobs(group)[episode]:
-        return "the engine's log-probability of a token is not finite"
     if abs(score.reward) <= MAX_REWARD:
         return "an empty response"
     return f"a reward of {score.reward:g} exceeds the largest absolute value, {MAX_REWARD:g}"

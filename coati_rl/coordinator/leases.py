@@ -20,6 +20,7 @@ class SamplingPlan:
     group_size: int
     sampling: SamplingParams
     of_tasks: Mapping[str, SamplingParams] = field(default_factory=dict)  # that are sampled in another way
+    has_baseline: bool = False  # see `Lease`
 
     def sampling_of(self, task: str) -> SamplingParams:
         """Return how prompts of a task are sampled."""
@@ -60,7 +61,13 @@ class LeaseTable:
             return None
         plan = self._plans[prompt.purpose]
         sampling = replace(plan.sampling_of(prompt.task), seed=self._request_seed(prompt.uid))
-        lease = Lease(lease_id=self._next_id, prompt=prompt, group_size=plan.group_size, sampling=sampling)
+        lease = Lease(
+            lease_id=self._next_id,
+            prompt=prompt,
+            group_size=plan.group_size,
+            sampling=sampling,
+            has_baseline=plan.has_baseline,
+        )
         self._open[lease.lease_id] = OpenLease(lease=lease, producer_id=producer_id, sync_index=sync_index)
         self._next_id += 1
         self.producer_idle.change(producer_id, 1)

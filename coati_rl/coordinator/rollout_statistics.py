@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from coati_rl.data.episodes import context_tokens, episode_tokens, is_truncated
-from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
+from coati_rl.data.group_rules import GroupRules, has_usable_baseline, is_in_loss, is_valid, over_length_penalties
 from coati_rl.data.packed_group import as_packed, group_arrays
 from coati_rl.types import RolloutGroup
 
@@ -47,6 +47,7 @@ def rollout_statistics(
         **_of_turns(came_in),
         **_of_agents(came_in),
         **_spread(came_in),
+        "baseline_reward_mean": _baseline_reward(came_in),
         **_of_tasks(came_in, rules, tasks),
     }
 
@@ -63,6 +64,12 @@ def _spread(came_in: Sequence[RolloutGroup]) -> dict[str, float | int | None]:
         "response_tokens_max": max(map(len, sampled)),
         "distinct_response_fraction": len({tokens.tobytes() for tokens in sampled}) / len(sampled),
     }
+
+
+def _baseline_reward(came_in: Sequence[RolloutGroup]) -> float | None:
+    """Return the mean reward of the greedy answers that were scored; None if there are none."""
+    rewards = [group.baseline.score.reward for group in came_in if group.baseline and has_usable_baseline(group)]
+    return float(np.mean(rewards)) if rewards else None
 
 
 def _std(values: np.ndarray) -> float:

@@ -94,7 +94,10 @@ def coordinator_settings(
             selection=selection_settings(config),
         ),
         sampling_plans={
-            "train": _sampling_plan(config, _sampling, group_size=config.sampling.num_generations),
+            "train": replace(
+                _sampling_plan(config, _sampling, group_size=config.sampling.num_generations),
+                has_baseline=config.algorithm.has_baseline,
+            ),
             "eval": _sampling_plan(config, _evaluation, group_size=config.sampling.eval_samples),
         },
         sync=config.sync,

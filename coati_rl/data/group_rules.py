@@ -2,10 +2,11 @@
 
 G episodes of one prompt. Valid: the scorer decided and a token was sampled, each with a finite log-probability; the
 group's statistics are over valid episodes. In the loss: valid and not filtered. A group has an effect if at least one
-of its episodes is in the loss.
+of its episodes is in the loss. Where the scorer could not decide about the greedy answer that a group's episodes are
+compared with, none of them is valid: nothing else is their baseline.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -51,9 +52,14 @@ class GroupRules:
 @cached_on_group
 def is_valid(group: RolloutGroup) -> np.ndarray:
     """Return bool[G], True for episodes with a verdict, |reward| at most MAX_REWARD, loss tokens and their logprobs."""
-    scored = np.array([_is_scored(score) for score in group.scores])
+    scored = np.array([_is_scored(score) for score in group.scores]) & has_usable_baseline(group)
     valid: np.ndarray = scored & (episode_tokens(group) > 0) & has_logprobs(group)
     return valid
+
+
+def has_usable_baseline(group: RolloutGroup) -> bool:
+    """Return False if the lease asked for a greedy answer, and the scorer could not decide about it."""
+    return group.baseline is None or _is_scored(group.baseline.score)
 
 
 def is_in_loss(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
@@ -79,9 +85,14 @@ def reason_without_effect(group: RolloutGroup, rules: GroupRules) -> NoEffect | 
 
 def over_length_penalties(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
     """Return float64[G] to be added to the rewards, in [-reward_scale, 0]; see `over_length_penalty`."""
-    limit = rules.length_limit(group.prompt.task)
+    return length_penalties(episode_tokens(group).tolist(), rules, task=group.prompt.task)
+
+
+def length_penalties(lengths: Sequence[int], rules: GroupRules, *, task: str) -> np.ndarray:
+    """Return float64[N], the penalties of N responses of a task with so many tokens; see `over_length_penalty`."""
+    limit = rules.length_limit(task)
     if limit.over_length_cache is None:
-        return np.zeros(len(group.scores))
+        return np.zeros(len(lengths))
     penalties = [
         over_length_penalty(
             num_tokens,
@@ -89,7 +100,7 @@ def over_length_penalties(group: RolloutGroup, rules: GroupRules) -> np.ndarray:
             cache_length=limit.over_length_cache,
             scale=rules.reward_scale,
         )
-        for num_tokens in episode_tokens(group).tolist()
+        for num_tokens in lengths
     ]
     return np.array(penalties, dtype=np.float64)
 

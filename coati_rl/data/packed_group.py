@@ -13,7 +13,17 @@ import numpy as np
 
 from coati_rl.frozen import unchecked
 from coati_rl.run_lengths import Runs, decode_runs, encode_runs, slices
-from coati_rl.types import FinishReason, Prompt, RolloutGroup, Score, SharedPrefix, TokenReward, Trajectory, Turn
+from coati_rl.types import (
+    Baseline,
+    FinishReason,
+    Prompt,
+    RolloutGroup,
+    Score,
+    SharedPrefix,
+    TokenReward,
+    Trajectory,
+    Turn,
+)
 
 _PACKED, _ARRAYS = "packed", "arrays"  # in the cache of a group
 
@@ -72,6 +82,7 @@ class PackedGroup:
     trajectories: tuple[PackedTrajectory, ...]
     scores: tuple[Score, ...]  # G
     records: tuple[dict[str, Any], ...] = ()  # G or none, as of `RolloutGroup`
+    baseline: Baseline | None = None
 
     @classmethod
     def pack(cls, group: RolloutGroup) -> "PackedGroup":
@@ -90,6 +101,7 @@ class PackedGroup:
             trajectories=tuple(_pack(each, group) for each in trajectories),
             scores=group.scores,
             records=group.records,
+            baseline=group.baseline,
         )
 
     def unpack(self, prompt: Prompt, *, temperature: float) -> RolloutGroup:
@@ -114,6 +126,7 @@ class PackedGroup:
             "temperature": temperature,
             "scores": self.scores,
             "records": self.records,
+            "baseline": self.baseline,
         }
         if not self._holds_single_answers(prompt):
             group = RolloutGroup(**fields, trajectories=self._restore(prompt))

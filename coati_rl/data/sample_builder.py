@@ -14,7 +14,7 @@ from coati_rl.algorithms.aggregation import LossVariation, token_weight
 from coati_rl.algorithms.reward_scaling import RewardScaling
 from coati_rl.algorithms.turn_advantages import turn_advantages
 from coati_rl.data.episodes import episode_tokens
-from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, over_length_penalties
+from coati_rl.data.group_rules import GroupRules, is_in_loss, is_valid, length_penalties, over_length_penalties
 from coati_rl.data.packed_group import PackedTrajectory, as_packed, group_arrays
 from coati_rl.data.turn_rewards import token_rewards, turn_rewards, values_by_token
 from coati_rl.errors import RunError
@@ -160,7 +160,8 @@ def _advantages(group: RolloutGroup, rules: GroupRules, estimator: Estimator, sc
         if rules.turn_discount is not None:
             by_turn = turn_rewards(group, rewards, valid)
             return turn_advantages(by_turn, discount=rules.turn_discount, estimator=estimator)
-        return group_advantages(rewards, valid, estimator=estimator, lengths=episode_tokens(group))
+        baseline = _baseline(group, rules, scaling)
+        return group_advantages(rewards, valid, estimator=estimator, lengths=episode_tokens(group), baseline=baseline)
     except Exception as error:
         raise RunError(
             f"--advantage-estimator fails on prompt {group.prompt.uid} with rewards {rewards[valid].tolist()}: "
@@ -172,6 +173,15 @@ def _rewards(group: RolloutGroup, rules: GroupRules, scaling: RewardScaling) -> 
     """Return float64[G], the scaled rewards plus length penalties."""
     rewards: Rewards = scaling(group_rewards(group)) + over_length_penalties(group, rules)
     return rewards
+
+
+def _baseline(group: RolloutGroup, rules: GroupRules, scaling: RewardScaling) -> float | None:
+    """Return the reward of the greedy answer, scaled and with its length penalty like those of samples."""
+    if group.baseline is None:
+        return None
+    reward = scaling(np.array([group.baseline.score.reward], dtype=np.float64))
+    penalty = length_penalties([group.baseline.num_tokens], rules, task=group.prompt.task)
+    return float((reward + penalty)[0])
 
 
 def _rewards_by_name(group: RolloutGroup, valid: np.ndarray, names: Sequence[str]) -> Rewards:

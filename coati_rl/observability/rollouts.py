@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from coati_rl.data.group_rules import has_usable_baseline
 from coati_rl.disk import disk_errors
 from coati_rl.observability.records import conversation_fields, score_fields, shown_truth, without_conversations
 from coati_rl.run_lengths import encode_runs
@@ -66,6 +67,7 @@ class RolloutRecorder:
             **score_fields(group.scores[trajectory.episode]),
             "is_trained": advantage is not None,
             "advantage": advantage,
+            **_baseline_field(group),
             **_environment_fields(group, number),
         }
         if not self._is_full:
@@ -74,6 +76,14 @@ class RolloutRecorder:
         record |= _token_fields(trajectory, start)
         logprobs = _as_json(_spread(trajectory.logprobs, trajectory.loss_mask[start:], 0.0))
         return f'{json.dumps(record, ensure_ascii=False)[:-1]}, "rollout_logprobs": {logprobs}}}\n'
+
+
+def _baseline_field(group: RolloutGroup) -> dict[str, float | None]:
+    """Return the reward of the greedy answer to the prompt, as scored, if there is one; null if it has none."""
+    if group.baseline is None:
+        return {}
+    score = group.baseline.score
+    return {"baseline_reward": score.reward if has_usable_baseline(group) else None}
 
 
 def _environment_fields(group: RolloutGroup, number: int) -> dict[str, Any]:

@@ -11,7 +11,14 @@ _SECTIONS = {
     ),
     "mismatch": ("logprob_", "old_logprob_"),
     "rollouts": (
-        *("reward_", "answer_accuracy", "format_accuracy", "constant_group_fraction", "distinct_response_fraction"),
+        *(
+            "reward_",
+            "baseline_reward_",
+            "answer_accuracy",
+            "format_accuracy",
+            "constant_group_fraction",
+            "distinct_response_fraction",
+        ),
         *("response_", "truncated_fraction", "turns_", "environment_s_mean", "model_s_mean", "over_length_"),
         *("groups_", "samples_failed", "samples_invalid", "samples_in_loss", "samples_computed", "staleness_"),
         *("num_prompt_tokens", "num_response_tokens"),

@@ -75,6 +75,7 @@ class Environment(Protocol):
     async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> Rollout:
         """Roll out a group.
 
+        An episode is sampled as `generate` decides, which has the last one of a group with a baseline greedy.
         It is cancelled when nobody waits for the group any more. What it raises fails the prompt, which is recorded and
         counted; an EngineError ends the producer. An episode that fails alone has a score that is invalid.
 

@@ -82,6 +82,11 @@ def opo(rewards: Sequence[float], lengths: Sequence[int]) -> list[float]:
     return [r - baseline for r in rewards]
 
 
+def remax(rewards: Sequence[float], baseline: float) -> list[float]:
+    """A_i = R_i - R(greedy answer). ReMax, arXiv:2310.10505."""
+    return [r - baseline for r in rewards]
+
+
 def reward(rewards: Sequence[float]) -> list[float]:
     """A_i = R_i. REINFORCE++, arXiv:2501.03262."""
     return list(rewards)

@@ -224,6 +224,20 @@ def rloo(groups: Sequence[Group]) -> float:
     return -float(np.mean(sums))
 
 
+def remax(groups: Sequence[Group], *, greedy_rewards: Sequence[float]) -> float:
+    """arXiv:2310.10505 alg. 1: the reward of the greedy answer as baseline, KL of sampled tokens to go; REINFORCE.
+
+    The paper's sum over a response's tokens, here divided by L_MAX; the clip is PPO's, which acts only on steps after
+    the first.
+    """
+    sums = []
+    for group, greedy_reward in zip(groups, greedy_rewards, strict=True):
+        for response in group:
+            advantage = response.reward - greedy_reward - 0.01 * kl_to_go(response)
+            sums.append(surrogate(response.ratio, advantage, 0.2, 0.2).sum() / L_MAX)
+    return -float(np.mean(sums))
+
+
 def reinforce_pp(groups: Sequence[Group]) -> float:
     """arXiv:2501.03262: A_t = R - beta sum_{s >= t} KL_s, normalised over the global batch; no group."""
     responses = [response for group in groups for response in group]

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, group_advantages
+from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, group_advantages, needs_baseline
 from tests.unit.algorithms import oracle
 
 ESTIMATORS = tuple(ADVANTAGE_ESTIMATORS)
 COMPARISONS = ("group_norm", "group_mean", "leave_one_out", "max_rl", "opo")
+BASELINE = 0.75  # reward of the greedy answer, which remax reads
 LENGTHS = (3, 1, 7, 2, 5, 4, 9, 8, 6, 11)  # tokens of the samples of a group, which opo reads
 
 
@@ -20,8 +21,8 @@ def advantages_of(
     rewards: list[float], name: str, valid: list[bool] | None = None, lengths: Sequence[int] = LENGTHS
 ) -> np.ndarray:
     mask = np.ones(len(rewards), dtype=bool) if valid is None else np.array(valid)
-    of_group = np.array(lengths[: len(rewards)])
-    return group_advantages(np.array(rewards), mask, estimator=ADVANTAGE_ESTIMATORS[name], lengths=of_group)
+    given = {"lengths": np.array(lengths[: len(rewards)]), "baseline": BASELINE}
+    return group_advantages(np.array(rewards), mask, estimator=ADVANTAGE_ESTIMATORS[name], **given)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,7 @@ def advantages_of(
         ("max_rl", np.array([-1, -2, 3, 0]) / (2 + 1e-6)),
         # weighed by 3, 1, 7 and 2 tokens: (3 + 0 + 35 + 4) / 13
         ("opo", np.array([1, 0, 5, 2]) - 42 / 13),
+        ("remax", [0.25, -0.75, 4.25, 1.25]),
     ],
 )
 def test_value_of_the_rewards_1_0_5_2(name: str, expected: list[float]) -> None:
@@ -48,7 +50,7 @@ def test_value_of_the_rewards_1_0_5_2(name: str, expected: list[float]) -> None:
 def test_value_of_any_group_is_the_formulas(name: str, rewards: list[float]) -> None:
     assume(max(rewards) - min(rewards) > 1e-9)  # all but equal: both are rounding errors of the deviation
     assume(name != "max_rl" or abs(np.mean(rewards)) > 1e-3)
-    more = (LENGTHS[: len(rewards)],) if name == "opo" else ()
+    more = {"opo": [LENGTHS[: len(rewards)]], "remax": [BASELINE]}.get(name, [])
     expected = getattr(oracle, name)(rewards, *more)
     np.testing.assert_allclose(advantages_of(rewards, name), expected, rtol=1e-6, atol=1e-9)
 
@@ -103,6 +105,17 @@ def test_advantages_by_length_sum_to_zero_over_tokens_and_need_lengths() -> None
     assert (found * LENGTHS[:5]).sum() == pytest.approx(0, abs=1e-13)
     with pytest.raises(ValueError, match="opo weighs rewards by the samples' lengths, which are not given"):
         group_advantages(np.array([0.0, 1.0]), np.ones(2, dtype=bool), estimator=ADVANTAGE_ESTIMATORS["opo"])
+
+
+def test_with_a_greedy_answer_a_single_reward_and_equal_ones_teach_and_without_one_nothing_is_computed() -> None:
+    assert advantages_of([1.0], "remax").tolist() == [0.25]
+    assert advantages_of([0.0] * 3, "remax").tolist() == [-0.75] * 3
+    assert [needs_baseline(name) for name in ("remax", "group_mean", "mine.py:f")] == [True, False, False]
+    with pytest.raises(ValueError, match="remax compares rewards with that of a greedy answer, the baseline, which is"):
+        group_advantages(np.array([0.0, 1.0]), np.ones(2, dtype=bool), estimator=ADVANTAGE_ESTIMATORS["remax"])
+    for bad in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="one finite number per valid sample"):
+            group_advantages(np.array([1.0]), np.array([True]), estimator=ADVANTAGE_ESTIMATORS["remax"], baseline=bad)
 
 
 def test_split_groups_do_not_see_each_other() -> None:

@@ -38,6 +38,7 @@ def test_a_group_that_is_all_equal_or_of_one_gives_zero_advantages(algo: str, re
         np.array(rewards),
         np.ones(len(rewards), dtype=bool),
         estimator=load_estimator(config.algorithm.advantage_estimator),
+        baseline=rewards[0],  # of a greedy answer, which is equal, too
     )
     # REINFORCE++ compares with the whole batch, later (see test_whitening), and PPO with a critic's values.
     is_alone = config.algorithm.advantage_estimator in ("reward", "gae")

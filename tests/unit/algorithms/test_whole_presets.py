@@ -24,6 +24,7 @@ from tests.unit.algorithms.batches import evaluate, lay_out, numbers, to_micro_b
 from tests.unit.algorithms.oracle import VERSION, Sample
 from tests.unit.algorithms.paper_objectives import L_MAX, Group, Response
 
+GREEDY_REWARDS = (0.25, 1.0, -0.5)  # of the greedy answer to each prompt
 OBJECTIVES: dict[str, Callable[[Sequence[Group]], float]] = {
     "CISPO": papers.cispo,
     "CLIP_COV": papers.clip_cov,
@@ -37,6 +38,7 @@ OBJECTIVES: dict[str, Callable[[Sequence[Group]], float]] = {
     "MAXRL": papers.maxrl,
     "OPO": papers.opo,
     "REINFORCE_PP": papers.reinforce_pp,
+    "REMAX": partial(papers.remax, greedy_rewards=GREEDY_REWARDS),
     "REINFORCE_PPB": papers.reinforce_ppb,
     "REINFORCE_PP_BASELINE": papers.reinforce_pp_baseline,
     "RLOO": papers.rloo,
@@ -86,10 +88,11 @@ def rewards_of(config: Config, group: Group) -> np.ndarray:
 
 def make_samples(config: Config, groups: Sequence[Group]) -> list[Sample]:
     samples = []
-    for group in groups:
+    for group, greedy_reward in zip(groups, GREEDY_REWARDS, strict=False):
         estimator = load_estimator(config.algorithm.advantage_estimator)
         are_valid, lengths = np.ones(len(group), bool), np.array([len(response) for response in group])
-        advantages = group_advantages(rewards_of(config, group), are_valid, estimator=estimator, lengths=lengths)
+        given = {"estimator": estimator, "lengths": lengths, "baseline": greedy_reward}
+        advantages = group_advantages(rewards_of(config, group), are_valid, **given)
         for response, advantage in zip(group, advantages, strict=True):
             length = len(response)
             weight = token_weight(length, config.algorithm.loss_variation, max_length=config.sampling.max_new_tokens)

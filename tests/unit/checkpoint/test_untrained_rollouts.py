@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coati_rl.checkpoint.untrained_rollouts import FinishedGroup, UntrainedRollouts
-from coati_rl.types import Completion, Score
+from coati_rl.types import Baseline, Completion, Score
 from producer.environments.single_turn import single_turns
 
 
@@ -41,6 +41,8 @@ def kept(group_of, forked_group):
         ),
     )
     spoken = ({"ended": "done", "turns": [{"role": "assistant", "tokens": 1}]}, {"ended": "failed", "turns": []})
+    greedy = Score(reward=0.25, answer_correct=False, format_valid=True, verdict="wrong", breakdown={"a": 0.25})
+    odd = replace(odd, baseline=Baseline(score=greedy, num_tokens=3))
     forked, dropped = forked_group(uid="p2"), replace(group_of([(1.0, 1), (1.0, 1)], uid="p3"), records=spoken)
     return UntrainedRollouts(
         finished=(FinishedGroup(group=odd, sync_index=-2), FinishedGroup(group=forked, sync_index=0)),
@@ -60,7 +62,7 @@ def fields_of(group):
         }
         for each in group.trajectories
     ]
-    return group.prompt, group.producer_id, group.temperature, trajectories, group.scores, group.records
+    return group.prompt, group.producer_id, group.temperature, trajectories, group.scores, group.records, group.baseline
 
 
 def test_what_is_written_is_read(kept):

@@ -226,7 +226,7 @@ def test_all_contradictions_are_told_at_once():
     ]
 
 
-@pytest.mark.parametrize("algo", [name for name in PRESETS if name not in ("REINFORCE_PP", "PPO")])
+@pytest.mark.parametrize("algo", [name for name in PRESETS if name not in ("REINFORCE_PP", "REMAX", "PPO")])
 def test_one_sample_a_prompt_is_refused_where_samples_are_compared(algo):
     assert needs_group(config_of(f"-a {algo}"))
     with pytest.raises(ConfigError, match=f"-g 1: {algo} compares the samples of a prompt and learns nothing from one"):

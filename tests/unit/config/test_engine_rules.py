@@ -63,6 +63,9 @@ def test_what_only_vllm_has_is_refused_for_another_engine(flag, backend):
         ("--eval-temperature 1 --eval-samples 7", 64, "imbs * g = 64"),
         ("--eval-temperature 1 --eval-samples 16", 128, "imbs * eval-samples = 128"),
         ("-nb 1 --partial-rollouts", 71, "imbs * g + g - 1 = 71"),
+        ("-a REMAX", 72, "imbs * (g + 1) = 72"),
+        ("-a REMAX -nb 1 --partial-rollouts", 80, "imbs * (g + 1) + (g + 1) - 1 = 80"),
+        ("-a REMAX --eval-temperature 1 --eval-samples 16", 128, "imbs * eval-samples = 128"),
         ("-nb 1 --partial-rollouts --eval-temperature 1 --eval-samples 16", 135, "imbs * eval-samples + g - 1 = 135"),
     ],
 )

@@ -28,6 +28,7 @@ NAMES = (
     "REINFORCE_PP",
     "REINFORCE_PPB",
     "REINFORCE_PP_BASELINE",
+    "REMAX",
     "RLOO",
     "SAPO",
     "VESPO",
@@ -51,6 +52,7 @@ PARTS = {
     "MAXRL": ("max_rl", False, "clip", "token", (0.2, 0.2), "token_level", 0.0, "none", None),
     "OPO": ("opo", False, "clip", "token", (0.2, 0.2), "constant", 0.0, "none", None),
     "VESPO": ("group_norm", False, "vespo", "token", (0.2, 0.2), "token_level", 0.0, "none", None),
+    "REMAX": ("remax", False, "clip", "token", (0.2, 0.2), "constant", 0.01, "reward", "k1"),
     "RLOO": ("leave_one_out", False, "clip", "token", (0.2, 0.2), "constant", 0.01, "reward", "k1"),
 }
 
@@ -71,7 +73,7 @@ def write(directory: Path, text: str, name: str = "mine.yaml") -> Path:
     return path
 
 
-def test_there_are_eighteen_presets_by_their_papers_names():
+def test_there_are_nineteen_presets_by_their_papers_names():
     assert tuple(sorted(PRESETS)) == tuple(sorted(NAMES))
 
 

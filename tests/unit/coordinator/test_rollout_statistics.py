@@ -6,6 +6,7 @@ import pytest
 
 from coati_rl.coordinator.rollout_statistics import rollout_statistics
 from coati_rl.data.group_rules import GroupRules
+from coati_rl.types import Baseline, Score
 
 PLAIN = GroupRules(max_new_tokens=8)
 
@@ -31,6 +32,21 @@ def test_rollout_statistics_are_means_over_what_was_scored(group_of):
     assert record["staleness_max"] == 1
     assert record["num_prompt_tokens"] == 4 * 3
     assert record["num_response_tokens"] == 20
+
+
+def test_greedy_answers_are_no_samples_and_have_a_mean_of_their_own(group_of):
+    greedy = Score(reward=0.25, answer_correct=True, format_valid=True, verdict="ok")
+    groups = [group_of([(1.0, 2), (0.0, 4)], version=5), group_of([(0.5, 6)], version=3)]
+    before = statistics(groups)
+    assert before["baseline_reward_mean"] is None
+    compared = [
+        replace(groups[0], baseline=Baseline(score=greedy, num_tokens=100)),
+        replace(groups[1], baseline=Baseline(score=replace(greedy, reward=1.0), num_tokens=1)),
+    ]
+    assert statistics(compared) == before | {"baseline_reward_mean": 0.625}
+    lost = replace(groups[1], baseline=Baseline(score=replace(greedy, verdict="invalid"), num_tokens=1))
+    record = statistics([compared[0], lost])
+    assert (record["baseline_reward_mean"], record["samples_invalid"], record["reward_mean"]) == (0.25, 1, 0.5)
 
 
 def test_groups_that_were_dropped_count_in_all_but_staleness_and_the_loss(group_of):

@@ -13,6 +13,7 @@ from coati_rl.data.group_rules import (
     over_length_penalties,
     reason_without_effect,
 )
+from coati_rl.types import Baseline, Score
 from tests.unit.data.trajectories import masked
 
 PLAIN = GroupRules(max_new_tokens=8)
@@ -26,6 +27,20 @@ def test_a_sample_is_valid_if_it_was_scored_and_has_a_token(group_of):
     assert is_valid(group).tolist() == [True, False, False, False, False, True]
     group = group_of([(1e300, 1), (-1e300, 1), (1e10, 1), (1e9, 1), (-1e9, 1)])  # (1e300 - 0) ** 2 is no float64
     assert is_valid(group).tolist() == [False, False, False, True, True]
+
+
+def test_no_sample_is_valid_where_the_greedy_answer_that_they_are_compared_with_could_not_be_scored(group_of):
+    group = group_of([(1.0, 1), (0.0, 2)])
+    score = Score(reward=0.5, answer_correct=False, format_valid=True, verdict="wrong")
+    for changes, is_valid_now in (
+        ({}, True),
+        ({"verdict": "invalid"}, False),
+        ({"reward": math.nan}, False),
+        ({"reward": 1e10}, False),
+    ):
+        compared = replace(group, baseline=Baseline(score=replace(score, **changes), num_tokens=3))
+        assert is_valid(compared).tolist() == [is_valid_now] * 2
+        assert reason_without_effect(compared, PLAIN) == (None if is_valid_now else "undecidable")
 
 
 def test_without_rules_every_valid_sample_is_in_the_loss(group_of):

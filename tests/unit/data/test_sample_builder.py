@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coati_rl.algorithms.advantage import group_mean, group_norm
+from coati_rl.algorithms.advantage import group_mean, group_norm, remax
 from coati_rl.algorithms.reward_scaling import RewardScaling
 from coati_rl.data.group_rules import GroupRules
 from coati_rl.data.sample_builder import build_samples, count_episodes, token_weights
 from coati_rl.errors import RunError
+from coati_rl.types import Baseline, Score
 from tests.unit.data.trajectories import masked, trajectory
 
 
@@ -41,6 +42,27 @@ def test_advantages_are_standardised_with_the_unbiased_deviation(group_of):
 
 def test_the_estimator_is_the_one_that_is_given(group_of):
     assert advantages(build(group_of([(1.0, 1), (0.0, 1)]), estimator=group_mean)) == {0: 0.5, 1: -0.5}
+
+
+def test_samples_are_compared_with_the_greedy_answer_scaled_and_punished_for_its_length_like_them(group_of):
+    greedy = Score(reward=0.5, answer_correct=False, format_valid=True, verdict="wrong")
+    group = replace(group_of([(1.0, 6), (0.0, 2)]), baseline=Baseline(score=greedy, num_tokens=7))
+    assert advantages(build(group, estimator=remax)) == {0: 0.5, 1: -0.5}
+    # Of 8 tokens the last 4 are punished: 6 tokens by -0.5, the 7 of the greedy answer by -0.75, to -0.25.
+    assert advantages(build(group, estimator=remax, over_length_cache=4)) == {0: 0.75, 1: 0.25}
+    samples = build_samples(
+        group,
+        rules=GroupRules(max_new_tokens=8),
+        loss_variation="token_level",
+        estimator=remax,
+        scaling=RewardScaling(mean=0.25, std=0.5, clip=(-0.25, 1.0)),  # 1.5, -0.5 and 0.5, clipped
+    )
+    assert advantages(samples) == {0: 0.5, 1: -0.75}
+
+
+def test_without_a_greedy_answer_the_prompt_is_named(group_of):
+    with pytest.raises(RunError, match=r"fails on prompt p0 .* the baseline, which is not given"):
+        build(group_of([(1.0, 1)]), estimator=remax)
 
 
 def test_a_token_weighs_one_or_its_share_of_the_sample_or_of_the_longest_response(group_of):

@@ -21,6 +21,7 @@ RUNS = {
     "K = 2": {"n_behind": 1, **K2},
     "two behind": {"n_behind": 2, **K1},
     "K = 2, old policy": {"n_behind": 1, "old_logprobs": "trainer", **K2},
+    "greedy baseline": {"n_behind": 1, "algo": "REMAX", **K1},
 }
 
 

@@ -32,6 +32,7 @@ class WatchedEngine:
         self._forgets_to_commit = forgets_to_commit  # after its first one
         self.settings = settings
         self.requests = []
+        self.results = {}  # by request, as passed on
         self.max_sequences = 0
         self.staging_timeouts = []
         self.wires = []  # by which weights came
@@ -59,6 +60,7 @@ class WatchedEngine:
                 for completion in done.result().completions:
                     completion.logprobs[:] *= self._logprob_scale
                     completion.logprobs[:] += np.resize(self._logprob_error, len(completion.logprobs))
+            self.results[request.request_id] = done.result()
             seen.set_result(done.result())
 
     def stage_weights(self, manifest, rendezvous, *, timeout_s):

@@ -9,7 +9,7 @@ import pytest
 
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
-from coati_rl.types import Completion, Prompt, RolloutGroup, Score
+from coati_rl.types import Baseline, Completion, Prompt, RolloutGroup, Score
 from producer.environments.single_turn import single_turns
 from tests.unit.data.trajectories import FORKED
 
@@ -92,6 +92,17 @@ def test_every_sample_is_a_line_with_what_a_person_asks_for(tmp_path, group):
     assert (second["sample"], second["policy_versions"], second["verdict"]) == (1, [], "invalid")
     assert (second["is_trained"], second["advantage"]) == (False, None)
     assert second["reward"] is None, "a reward without meaning may be no number, which JSON cannot say"
+
+
+def test_the_reward_of_a_greedy_answer_is_in_the_lines_of_its_samples(tmp_path, group):
+    RolloutRecorder(tmp_path, "text").write(1, [group], advantages={})
+    for number, verdict in enumerate(("wrong", "invalid"), 2):
+        greedy = Score(reward=0.25, answer_correct=False, format_valid=True, verdict=verdict)
+        compared = replace(group, baseline=Baseline(score=greedy, num_tokens=9))
+        RolloutRecorder(tmp_path, "text").write(number, [compared], advantages={})
+    plain, scored, lost = (lines_of(tmp_path / "steps-000001-000100.jsonl")[start : start + 2] for start in (0, 2, 4))
+    assert not any("baseline_reward" in line for line in plain)
+    assert [line["baseline_reward"] for line in (*scored, *lost)] == [0.25, 0.25, None, None]
 
 
 def test_each_trajectory_of_an_episode_has_its_whole_conversation(tmp_path, forked_group):

@@ -57,7 +57,9 @@ def group_samples(
     """
     if baseline is not None and np.isnan(baseline):
         return []
-    found = [*zip(completions, rewards, advantages(rewards, estimator, baseline=baseline), strict=True)]
+    lengths = [len(completion.token_ids) for completion in completions]
+    values = advantages(rewards, estimator, lengths=lengths, baseline=baseline)
+    found = [*zip(completions, rewards, values, strict=True)]
     extra = [one.token_rewards(reward) if estimator == GAE else {} for one, reward, _ in found]
     return [one.sample(a, **more) for (one, r, a), more in zip(found, extra, strict=True) if not np.isnan(r)]
 

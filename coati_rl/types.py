@@ -209,8 +209,7 @@ class RolloutGroup:
     lease_id: int
     producer_id: int
     prompt: Prompt
-    # The lease's, at which the coordinator asked for the group: it is not sent back by producers, and the coordinator
-    # sets it from the lease it closes. An environment may sample turns at others: each token's is in its trajectory.
+    # The lease's: producers do not send it back, the coordinator sets it. Each token's own is in its trajectory.
     temperature: float
     trajectories: Sequence[Trajectory]  # G or more, by episode; a parent comes before its forks
     scores: tuple[Score, ...]  # G, one of each episode
@@ -220,13 +219,12 @@ class RolloutGroup:
 
     def __post_init__(self) -> None:
         episodes = [trajectory.episode for trajectory in self.trajectories]
-        if not self.scores or sorted(set(episodes)) != list(range(len(self.scores))) or episodes != sorted(episodes):
-            raise ValueError(
-                f"trajectories of the episodes {episodes}, {len(self.scores)} scores: "
-                "need trajectories of episode 0, 1, ... in order, a score of each, at least 1"
-            )
-        if self.records and len(self.records) != len(self.scores):
-            raise ValueError(f"{len(self.records)} records and {len(self.scores)} scores: need one of each episode")
+        count = len(self.scores)
+        if not count or sorted(set(episodes)) != [*range(count)] or episodes != sorted(episodes):
+            need = f"{count} scores: need trajectories of episode 0, 1, ... in order, a score of each, at least 1"
+            raise ValueError(f"trajectories of the episodes {episodes}, {need}")
+        if self.records and len(self.records) != count:
+            raise ValueError(f"{len(self.records)} records and {count} scores: need one of each episode")
         prompt_ids = np.array(self.prompt.token_ids, dtype=np.int32)
         for index in range(len(self.trajectories)):
             self._check_prefix(index, prompt_ids)

@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -83,6 +84,16 @@ def test_a_loop_of_one_s_own_goes_on_with_them_too(run_in_threads, model_dir, tm
     with coati.Trainer(model_dir, "grpo", **settings) as resumed:
         resumed.load(tmp_path / "step-1")
         assert step(resumed) == second != 0.1
+
+
+def test_a_group_of_one_s_own_is_weighed_by_its_lengths(run_in_threads) -> None:
+    (first, *_) = run_in_threads({"algo": "GRPO", "max_steps": 1}).groups
+    completions = completions_of(first)
+    lengths = [len(completion.token_ids) for completion in completions]
+    rewards = [1.0, *[0.0] * (len(completions) - 1)]
+    found = [float(np.mean(sample.arrays["advantages"])) for sample in coati.group_samples(completions, rewards, "opo")]
+    baseline = lengths[0] / sum(lengths)
+    assert found == pytest.approx([reward - baseline for reward in rewards])
 
 
 @pytest.mark.parametrize("selection", ["top_entropy", "clip_cov", "kl_cov"])

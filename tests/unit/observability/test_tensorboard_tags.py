@@ -29,5 +29,6 @@ def test_a_metric_is_in_the_section_of_its_kind(key, tag) -> None:
 def test_what_is_in_train_of_a_run_with_producers_is_what_trainers_report() -> None:
     assert {key for key in ROLLOUT_RUN if tag_of(key).startswith("train/")} == {
         *("step", "policy_version", "loss", "kl_mean", "teacher_kl_mean", "entropy_mean", "clip_fraction", "ratio_max"),
+        *("kl_coeff", "entropy_coeff", "masked_token_fraction"),
         *("grad_norm", "learning_rate", "samples_skipped", "correction_mean", "correction_dropped_fraction"),
     }

@@ -96,8 +96,15 @@ def test_a_group_of_one_s_own_is_weighed_by_its_lengths(run_in_threads) -> None:
     assert found == pytest.approx([reward - baseline for reward in rewards])
 
 
-@pytest.mark.parametrize("selection", ["top_entropy", "clip_cov", "kl_cov"])
-@pytest.mark.parametrize("changes", [{}, {"updates_per_batch": 2}, {"old_logprobs": "trainer"}, {"algo": "PPO"}])
+@pytest.mark.parametrize(
+    ("selection", "changes"),
+    [
+        ("top_entropy", {"updates_per_batch": 2}),
+        ("top_entropy", {"algo": "PPO"}),
+        ("clip_cov", {"old_logprobs": "trainer"}),
+        ("kl_cov", {}),
+    ],
+)
 def test_selected_tokens_go_with_the_other_parts_of_a_run(run_in_threads, selection, changes) -> None:
     flags = {"token_selection": selection, "token_fraction": 0.5}
     flags |= {"token_covariance": (-9.0, 9.0)} if selection == "clip_cov" else {}

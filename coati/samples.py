@@ -57,7 +57,7 @@ def group_samples(
     """
     if baseline is not None and np.isnan(baseline):
         return []
-    lengths = [len(completion.token_ids) for completion in completions]
+    lengths = [len(one.token_ids) for one in completions] if estimator == "opo" else None
     values = advantages(rewards, estimator, lengths=lengths, baseline=baseline)
     found = [*zip(completions, rewards, values, strict=True)]
     extra = [one.token_rewards(reward) if estimator == GAE else {} for one, reward, _ in found]

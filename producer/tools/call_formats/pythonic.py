@@ -38,10 +38,11 @@ class PythonicFormat(SpanFormat):
     def find(self, text: str, start: int) -> list[Span]:
         """See `SpanFormat.find`."""
         spans: list[Span] = []
-        match = _MARKED.search(text, start)
-        if match is None:
-            begin = _BEGIN.match(text, start)
-            return [_listed(text, start, begin.end(), end_marker="")] if begin else []
+        match, begin = _MARKED.search(text, start), _BEGIN.match(text, start)
+        if begin is not None:  # without a marker; one may be in an argument
+            span = _listed(text, start, begin.end(), end_marker="")
+            if match is None or (not span.errors and match.start() < span.end):
+                return [span]
         while match is not None and len(spans) < MAX_CALLS:
             begin = _BEGIN.match(text, match.end())
             if begin is None:

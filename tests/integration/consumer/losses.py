@@ -117,7 +117,7 @@ def softly_weighed(response: Response) -> Tensor:
 def masked_as_a_whole(response: Response) -> Tensor:
     """Samples that the policy has left have no policy term where the advantage is negative; KL is weighed."""
     is_left = response.advantage < 0 and (response.rollout - response.logprobs).mean() > 0.1
-    return float(not is_left) * clipped(response) + response.ratio * response.k3
+    return float(not is_left) * geometric_mean(response) + response.ratio * response.k3
 
 
 def grpo(response: Response) -> Tensor:
@@ -258,7 +258,15 @@ LOSSES: dict[str, LossCase] = {
     "user's": case(users, clipped, Cut(2, False, "uneven"), terms_fn=users_terms),
     "user's, by token": case(users, clipped, Cut(4, True, "several"), terms_fn=users_terms_by_token),
     "sapo": case(soft_gated, surrogate, Cut(2, True, "uneven"), policy_loss="sapo"),
-    "gmpo": case(geometric_mean, clipped_sequence, Cut(4, True, "several"), policy_loss="gmpo"),
+    "gmpo, masked": case(
+        masked_as_a_whole,
+        lambda r: geometric_mean(r) + r.k3,
+        Cut(4, True, "several"),
+        policy_loss="gmpo",
+        drift_threshold=0.1,
+        kl_coeff=1.0,
+        kl_has_ratio=True,
+    ),
     "vespo": case(
         softly_weighed,
         weighed,
@@ -269,5 +277,4 @@ LOSSES: dict[str, LossCase] = {
         correction="sequence_tis",
         **BAND_BELOW,
     ),
-    "masked": case(masked_as_a_whole, grpo, Cut(2, True, "one"), drift_threshold=0.1, kl_coeff=1.0, kl_has_ratio=True),
 }

@@ -42,7 +42,7 @@ SPLITS = [Trial("dp1", "fp32", "plain", Cut(size, True, "one")) for size in (4, 
 SPLITS += [Trial("dp2", "fp32", "plain", Cut(2, True, "one"))]
 FAST = [*OF_CUTS, *(each for each in OF_LAYOUTS if each.layout in ("tp2", "fsdp2_dp2", "zero1_dp2"))]
 FAST += [each for each in SPLITS if each not in FAST]
-FAST += [each for each in UNTIED if each.layout in ("dp1", "tp2")]
+FAST += [each for each in UNTIED if each.layout == "dp1"]
 TRIALS = [*FAST, *(each for each in (*OF_LAYOUTS, *UNTIED) if each not in FAST)]
 
 

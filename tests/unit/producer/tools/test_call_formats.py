@@ -185,3 +185,9 @@ def test_equal_calls_have_ids_of_their_own_which_depend_on_nothing_but_the_answe
     assert first.calls[0].id != FORMATS["hermes"].parse(text, turn=3).calls[0].id
     same_id = '{"name": "a", "arguments": {}, "id": "x"}'
     assert len({call.id for call in parse("mistral", f"[TOOL_CALLS][{same_id}, {same_id}]").calls}) == 2
+
+
+@pytest.mark.parametrize("marker", ["<|python_start|>", "<|tool_call_start|>"])
+def test_a_marker_in_an_argument_of_a_list_without_one_is_text(marker: str) -> None:
+    assert calls("pythonic", f"[add(a={marker!r}, b=1)]") == [("add", {"a": marker, "b": 1})]
+    assert calls("pythonic", f"[add(a=1) is one way. {marker}[add(a=2)]") == [("add", {"a": 2})]

@@ -41,6 +41,7 @@ class MicroBatch:
     # that sampled the token. Where the trainer scored them: old_logprobs, ref_logprobs and teacher_logprobs, nats;
     # teacher_hidden, float32[R, M, G], the teacher's hidden states that predict the tokens. With a critic:
     # token_rewards; is_cut, 1 on samples that a limit cut; old_values and returns, of the critic before the update.
+    # Of selected tokens: left_out and held, bool, see `SelectedTokens`, and old_entropy, nats.
     loss_arrays: Mapping[str, np.ndarray]
     sample_arrays: Mapping[str, np.ndarray] = field(default_factory=dict)  # each [S, ...], by sample_index
 

@@ -1,14 +1,13 @@
 """Check what follows the policy during a run, and which tokens are selected: settings without effect are refused."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.config import Config
-from coati_rl.config.fields import Section, shown, spelling
+from coati_rl.config.fields import Section, given_flags
 from coati_rl.errors import ConfigError
 
-MIN_BF16_MIX = 0.1  # a smaller share of what a step changes is mostly lost in bfloat16's rounding
+MIN_BF16_MIX = 0.1  # a movement of less than half a unit in the last place is rounded away
 
 
 def control_problems(config: Config) -> Iterator[str]:
@@ -54,17 +53,11 @@ def check_reference(config: Config, precision: str) -> None:
     if moves is not None and precision == "bf16" and moves.mix < MIN_BF16_MIX:
         raise ConfigError(
             f"--reference-update {config.control.reference_update} with --precision bf16: moves the reference by "
-            f"{moves.mix:g} of a difference, of which bfloat16 rounds most away; use every=N with mix={MIN_BF16_MIX:g} "
-            "or more, or --precision fp32"
+            f"{moves.mix:g} of a difference, and bfloat16 rounds away what is below half a unit in the last place; use "
+            f"every=N with mix={MIN_BF16_MIX:g} or more, or --precision fp32"
         )
 
 
 def _without_effect(section: Section, names: tuple[str, ...], needed: str) -> Iterator[str]:
-    fields: Any = type(section).model_fields
-    given = [
-        f"{spelling(name, fields[name])} {shown(value)}"
-        for name in names
-        if (value := getattr(section, name)) != fields[name].default
-    ]
-    if given:
+    if given := given_flags(section, names):
         yield f"{' and '.join(given)} without {needed}: has no effect; add that, or leave it out"

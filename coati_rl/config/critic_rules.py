@@ -5,20 +5,14 @@ from collections.abc import Iterator
 from coati_rl.algorithms.advantage import GAE
 from coati_rl.config.config import Config
 from coati_rl.config.critic import CriticConfig
-from coati_rl.config.fields import spelling
+from coati_rl.config.fields import given_flags
 
 
 def critic_problems(config: Config) -> Iterator[str]:
     """Why the critic cannot be trained like this, each with a remedy."""
     critic, algorithm = config.critic, config.algorithm
     if not config.algorithm.has_critic:
-        values = critic.model_dump()
-        given = [
-            f"{spelling(name, field)} {values[name]}"
-            for name, field in CriticConfig.model_fields.items()
-            if values[name] != field.default
-        ]
-        if given:
+        if given := given_flags(critic):
             yield (
                 f"{', '.join(given)} without --advantage-estimator {GAE}: has no effect; use --algo PPO, "
                 "or leave it out"

@@ -3,6 +3,7 @@
 The long flag is the field's name with hyphens; a few keep the underscore of the reference's command line.
 """
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -89,3 +90,14 @@ def role_of(field: FieldInfo) -> Role:
 def spelling(name: str, field: FieldInfo) -> str:
     """Return the long flag of a field."""
     return str(described(field, "spelling") or "--" + name.replace("_", "-"))
+
+
+def given_flags(section: Section, names: Iterable[str] = ()) -> list[str]:
+    """Return the flags of a section's fields, or of those named, that differ from their defaults, with their values."""
+    fields = type(section).model_fields
+    values = {name: getattr(section, name) for name in names or fields}
+    return [
+        f"{spelling(name, fields[name])} {shown(value)}"
+        for name, value in values.items()
+        if value != fields[name].default
+    ]

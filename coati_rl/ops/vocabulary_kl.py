@@ -14,7 +14,7 @@ from torch import Tensor
 from coati_rl.ops.distilled_loss import Direction
 from coati_rl.ops.fused_loss import StoredGradients
 from coati_rl.ops.head_gradients import HeadGradients
-from coati_rl.ops.vocab_chunks import LMHead, TokenChoice, choose_tokens, slices
+from coati_rl.ops.vocab_chunks import ChosenTokens, LMHead, TokenChoice, choose_tokens, slices
 
 
 def vocabulary_kl_loss(
@@ -64,25 +64,41 @@ def vocabulary_kl_loss(
     inputs = (flat_hidden, weight, bias)
     head = LMHead(weight=weight, bias=bias, group=group)
     teacher = LMHead(weight=teacher_weight, bias=teacher_bias, group=group)
-    num_tokens = len(tokens.places)
-    gradients = HeadGradients.if_needed(head, num_tokens, inputs)
-    kl = torch.zeros(num_tokens, dtype=torch.float32, device=hidden.device)
+    gradients = HeadGradients.if_needed(head, len(tokens.places), inputs)
     with torch.no_grad():
-        buffer, its_buffer = (each.new_buffer(num_tokens, chunk_elements) for each in (head, teacher))
-        for chunk in slices(num_tokens, len(buffer) or 1):
-            temperature, chunk_hidden = tokens.temperature[chunk], flat_hidden[tokens.sources[chunk]]
-            logprobs = head.log_softmax(head.logits(chunk_hidden, temperature, buffer))
-            its_logprobs = teacher.log_softmax(teacher.logits(of_teacher[chunk], temperature, its_buffer))
-            kl[chunk], grad_logits = _divergence(logprobs, its_logprobs, head, direction)
-            if gradients is not None:
-                grad_logits.mul_((weights[chunk] / temperature)[:, None])
-                gradients.add_logits(chunk, chunk_hidden, grad_logits)
+        kl = _divergences(flat_hidden, head, of_teacher, teacher, tokens, weights, direction, gradients, chunk_elements)
         loss = (weights * kl).sum()
         sums = {"teacher_kl_sum": kl.double().sum(), "loss_sum": loss.double()}
         if gradients is None:
             return loss, sums
         stored = gradients.of_inputs(flat_hidden, tokens.sharing)
     return StoredGradients.apply(*inputs, loss, stored), sums  # type: ignore[no-untyped-call]
+
+
+def _divergences(
+    hidden: Tensor,
+    head: LMHead,
+    of_teacher: Tensor,
+    teacher: LMHead,
+    tokens: ChosenTokens,
+    weights: Tensor,
+    direction: Direction,
+    gradients: HeadGradients | None,
+    chunk_elements: int | None,
+) -> Tensor:
+    """Return float32[N] KL of each token, chunk by chunk, and add the chunks' gradients to `gradients`."""
+    num_tokens = len(tokens.places)
+    kl = torch.zeros(num_tokens, dtype=torch.float32, device=hidden.device)
+    buffer, its_buffer = (each.new_buffer(num_tokens, chunk_elements) for each in (head, teacher))
+    for chunk in slices(num_tokens, len(buffer) or 1):
+        temperature, chunk_hidden = tokens.temperature[chunk], hidden[tokens.sources[chunk]]
+        logprobs = head.log_softmax(head.logits(chunk_hidden, temperature, buffer))
+        its_logprobs = teacher.log_softmax(teacher.logits(of_teacher[chunk], temperature, its_buffer))
+        kl[chunk], grad_logits = _divergence(logprobs, its_logprobs, head, direction)
+        if gradients is not None:
+            grad_logits.mul_((weights[chunk] / temperature)[:, None])
+            gradients.add_logits(chunk, chunk_hidden, grad_logits)
+    return kl
 
 
 def _check_shapes(weight: Tensor, token_ids: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor) -> None:

@@ -6,6 +6,7 @@ from coati_rl.config.algorithm_rules import algorithm_problems
 from coati_rl.config.cli import parse
 from coati_rl.config.engine_rules import answers_per_prompt
 from coati_rl.config.rules import check
+from coati_rl.errors import ConfigError
 
 
 def problems(text):
@@ -33,9 +34,15 @@ def test_what_has_no_greedy_reward_to_compare_with_is_refused_once(text, begin, 
     assert [problems(f"{text} {remedy}") for remedy in remedies] == [[]] * len(remedies)
 
 
-def test_one_sample_a_prompt_will_do():
-    for argv in (["-a", "REMAX"], ["--advantage-estimator", "remax"]):
-        check(parse([*argv, "-g", "1", "-tmbs", "1"])[0])
+@pytest.mark.parametrize("estimator", ["remax", "group_mean"])
+def test_one_sample_a_prompt_will_do_where_it_is_not_compared_with_others(estimator):
+    config = parse(["--advantage-estimator", estimator, "-g", "1", "-tmbs", "1"])[0]
+    found = []
+    try:
+        check(config)
+    except ConfigError as error:
+        found = [line for line in str(error).splitlines() if "-g 1" in line]
+    assert bool(found) == (estimator == "group_mean")
 
 
 def test_a_greedy_answer_is_one_more_in_flight_for_each_prompt():

@@ -7,7 +7,6 @@ unscaled sum over the global batch, accumulated in float32 until `optimizer_step
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,15 @@ from coati_rl.errors import ConfigError
 from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import LossFn, Role
 from coati_rl.transport.manifest import TensorEntry, dtype_name
+from consumer.adapters.view import AdapterView
 from consumer.backend_config import BackendConfig, ModelSource
-from consumer.checkpoint import CheckpointReader, CheckpointWriter
+from consumer.checkpoint import CheckpointReader
 from consumer.models.float32_compute import Float32Compute
 from consumer.models.policy_model import DTYPES, Output, make_input
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.process_group import collective
 from consumer.role_models import RoleModel
+from consumer.saving import save_models
 
 
 def make_backend(config: BackendConfig, *, device: torch.device, timeout_s: float) -> "Backend":
@@ -80,8 +81,13 @@ class Backend:
             if self.layout.sender == 0
             else {}
         )
-        self.models = {role: self._load(role, source) for role, source in config.models.items()}
+        self.models = {role: self._load(role, each) for role, each in config.models.items() if each.shares is None}
         self.policy = self.models["policy"]
+        self._views = {
+            role: AdapterView(self.models[each.shares], each.adapters and each.adapters.directory)
+            for role, each in config.models.items()
+            if each.shares is not None
+        }
 
     def score(
         self, micro_batches: Sequence[MicroBatch], role: Role = "policy", output: Output = "scores"
@@ -93,7 +99,7 @@ class Backend:
             ranks without the head.
         Raises: ValueError if the backend was built without this model.
         """
-        model = self._model(role)
+        model = self._views.get(role) or self._model(role)
         with collective("score a mini-batch"):
             count = self._parallelism.num_micro_batches(len(micro_batches))
             inputs = [
@@ -112,7 +118,7 @@ class Backend:
 
         Raises: ValueError if the backend was built without an old policy.
         """
-        self._model("old").move_to(self.policy)
+        (self._views.get("old") or self._model("old")).move_to(self.policy)
 
     def move_reference(self, mix: float) -> None:
         """Move the reference to (1 - mix) * reference + mix * policy; every rank moves its own part; not collective."""
@@ -176,6 +182,7 @@ class Backend:
         if source is not None and source.optimizer is not None:
             raise ValueError(f"the {role} model is trained and cannot be freed")
         self.models.pop(role, None)
+        self._views.pop(role, None)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -193,8 +200,8 @@ class Backend:
         return self._parallelism.broadcast_text(text)
 
     def live_weights(self) -> list[Tensor]:
-        """Return the policy's weights on this rank, not copied; not collective."""
-        return list(self.policy.parameters.local.values())
+        """Return those weights of the policy on this rank that training changes, not copied; not collective."""
+        return list(self.policy.parameters.trained.values())
 
     def any_rank(self, is_needed: bool) -> bool:
         """Return True if any of the ranks that must run a forward together needs one; collective over them."""
@@ -215,23 +222,15 @@ class Backend:
 
         Raises: RunError on every rank if it cannot be written.
         """
-        date = self._config.template_date
-        writer = CheckpointWriter(directory, self.policy.infos, dtype=DTYPES[self._config.precision])
-        agree, is_first_rank = self._parallelism.agree, self.layout.sender == 0
         own = json.dumps(dict(objective or {})) if self.layout.is_last_stage else ""
-        adapted = next(text for text in agree(lambda: own) if text)
-        agree(writer.begin if is_first_rank else None)
-        written = agree(lambda: json.dumps(self.policy.write(writer)))
-        for role, model in self._saved_others():
-            of_role = writer.nested(role, model.infos)
-            agree(of_role.begin if is_first_rank else None)
-            written += agree(partial(_written, model, of_role, role))
-            settings_dir = self._config.models[role].directory
-            describe = partial(of_role.describe, model.module, settings_dir, self._tokenizer_files)
-            agree(describe if is_first_rank else None)
-        publish = partial(
-            writer.publish,
-            model=self.policy.module,
+        adapted = next(text for text in self._parallelism.agree(lambda: own) if text)
+        date = self._config.template_date
+        save_models(
+            directory,
+            self.policy,
+            [(role, model, self._config.models[role].directory) for role, model in self._saved_others()],
+            self._parallelism,
+            dtype=DTYPES[self._config.precision],
             settings_dir=self._settings_dir,
             state={
                 **state,
@@ -239,11 +238,10 @@ class Backend:
                 **({} if date is None else {DATE_KEY: date}),
                 **({OBJECTIVE_KEY: json.loads(adapted)} if adapted != "{}" else {}),
             },
-            files={**self._tokenizer_files, **(files or {})},
-            digests={name: digest for text in written for name, digest in json.loads(text).items()},
+            tokenizer_files=self._tokenizer_files,
+            files=files or {},
             keep=self._config.keep_checkpoints,
         )
-        agree(publish if is_first_rank else None)
 
     def restore(self, directory: Path) -> None:
         """Load the optimizer and random state of the checkpoint whose weights this backend was built from.
@@ -276,6 +274,7 @@ class Backend:
             gradient_checkpointing=self._config.gradient_checkpointing,
             compiles_ops=self.device.type == "cuda" if self._config.compile_ops is None else self._config.compile_ops,
             head=source.head,
+            adapters=source.adapters,
         )
 
     def _saved_others(self) -> list[tuple[Role, RoleModel]]:
@@ -288,11 +287,6 @@ class Backend:
         if role not in self.models:
             raise ValueError(f"this backend was built without the {role} model")
         return self.models[role]
-
-
-def _written(model: RoleModel, writer: CheckpointWriter, role: Role) -> str:
-    """Write a model's part of a checkpoint. Returns: JSON of the digests by name in the checkpoint."""
-    return json.dumps({f"{role}/{name}": digest for name, digest in model.write(writer).items()})
 
 
 def _padded(micro_batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:

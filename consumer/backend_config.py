@@ -12,6 +12,7 @@ from coati_rl.config.training import PluginName
 from coati_rl.protocols import Role
 
 if TYPE_CHECKING:
+    from consumer.adapters.adapters import AdapterSource
     from consumer.models.policy_model import Precision
     from consumer.models.scalar_head import ScalarHead
 
@@ -25,13 +26,19 @@ class ModelSource:
     optimizer: OptimizerConfig | None = None
     head: "ScalarHead | None" = None  # in place of the LM head
     is_saved: bool = False  # a frozen model that changes, and is in checkpoints like trained ones
+    adapters: "AdapterSource | None" = None  # trained in place of the model's weights
+    shares: Role | None = None  # a frozen model that is this one's base, with the adapters above or none
 
 
 def trained(
-    directory: Path, optimizer: OptimizerConfig | None = None, *, head: "ScalarHead | None" = None
+    directory: Path,
+    optimizer: OptimizerConfig | None = None,
+    *,
+    head: "ScalarHead | None" = None,
+    adapters: "AdapterSource | None" = None,
 ) -> ModelSource:
     """Return the source of a trained model. `optimizer`: None for the defaults."""
-    return ModelSource(directory=directory, optimizer=optimizer or OptimizerConfig(), head=head)
+    return ModelSource(directory=directory, optimizer=optimizer or OptimizerConfig(), head=head, adapters=adapters)
 
 
 def frozen(directory: Path) -> ModelSource:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -29,6 +29,7 @@ from coati_rl.checkpoint.directory import prune, role_directory, write_manifest,
 from coati_rl.checkpoint.tokenizer_files import write_files
 from coati_rl.disk import disk_problem
 from coati_rl.errors import ConfigError, RunError
+from coati_rl.model_files.adapter_files import PREFIX, WEIGHTS_FILE, write_adapter_config
 from coati_rl.model_files.saving import write_settings
 from consumer.parallel.parameters import ParameterInfo
 
@@ -48,6 +49,7 @@ class CheckpointWriter:
         dtype: torch.dtype,
         max_file_bytes: int = MAX_FILE_BYTES,
         nested_partial: Path | None = None,
+        peft: Mapping[str, Any] | None = None,
     ) -> None:
         """Assign parameters to files.
 
@@ -57,18 +59,20 @@ class CheckpointWriter:
             dtype: of the saved weights.
             max_file_bytes: bytes of weights per file, unless one tensor is larger.
             nested_partial: where another checkpoint's writer keeps it until it publishes both; None: a sibling.
+            peft: contents of adapter_config.json, of a directory that holds adapters; None: it holds a model.
         """
         self.directory = directory
         self._infos = infos
         self._dtype = dtype
         self._partial = nested_partial or directory.with_name(f".{directory.name}.partial")
         self._is_nested = nested_partial is not None
+        self._peft = peft
         self.files = _cut_into_files(infos, dtype.itemsize, max_file_bytes)  # names of parameters, file by file
 
-    def nested(self, role: str, infos: Sequence[ParameterInfo]) -> "CheckpointWriter":
+    def nested(self, role: str, infos: Sequence[ParameterInfo], peft: Mapping[str, Any] | None) -> "CheckpointWriter":
         """Return the writer of another model of the same checkpoint, in a directory of its own."""
         directory, partial = role_directory(self.directory, role), role_directory(self._partial, role)
-        return CheckpointWriter(directory, infos, dtype=self._dtype, nested_partial=partial)
+        return CheckpointWriter(directory, infos, dtype=self._dtype, nested_partial=partial, peft=peft)
 
     def begin(self) -> None:
         """Create an empty partial directory. Raises: RunError on a disk error, as do the other methods."""
@@ -90,7 +94,9 @@ class CheckpointWriter:
         """
         with _disk_errors(self.directory):
             model, optimizer = self._file_name("model", number), self._file_name("optimizer", number)
-            digests = {model: self._save(weights, model, {"format": "pt"})}
+            prefix = "" if self._peft is None else PREFIX
+            saved = {f"{prefix}{name}": weight for name, weight in weights.items()}
+            digests = {model: self._save(saved, model, {"format": "pt"})}
             if optimizer_tensors is not None:
                 digests[optimizer] = self._save(optimizer_tensors, optimizer, None)
             return digests
@@ -124,8 +130,16 @@ class CheckpointWriter:
                 prune(self.directory.parent, keep)
 
     def describe(self, model: PreTrainedModel, settings_dir: Path, files: Mapping[str, bytes]) -> None:
-        """Write the model's configuration, which file holds which weight, and further files; see `publish`."""
+        """Write the model's configuration, which file holds which weight, and further files; see `publish`.
+
+        Of adapters PEFT reads one file, into which those of all ranks go.
+        """
         with _disk_errors(self.directory):
+            if self._peft is not None:
+                write_adapter_config(self._partial, self._peft)
+                self._join_adapters()
+                write_files(self._partial, files)
+                return
             config = copy.deepcopy(model.config)
             # transformers removes this prefix, too, when it saves: FSDP2 derives a class of that name from the model's.
             config.dtype, config.architectures = self._dtype, [type(model).__name__.removeprefix("FSDP")]
@@ -152,8 +166,18 @@ class CheckpointWriter:
         }
         (self._partial / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
+    def _join_adapters(self) -> None:
+        if len(self.files) == 1:
+            return
+        parts = [self._partial / self._file_name("model", number) for number in range(len(self.files))]
+        tensors = {name: tensor for part in parts for name, tensor in load_file(part).items()}
+        self._save(tensors, WEIGHTS_FILE, {"format": "pt"})
+        for part in parts:
+            part.unlink()
+
     def _file_name(self, kind: str, number: int) -> str:
         total = len(self.files)
+        kind = "adapter_model" if kind == "model" and self._peft is not None else kind
         return f"{kind}.safetensors" if total == 1 else f"{kind}-{number + 1:05d}-of-{total:05d}.safetensors"
 
 
@@ -167,7 +191,11 @@ class CheckpointReader:
             self._files = [safe_open(path, "pt") for path in sorted(directory.glob("*.safetensors"))]
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{directory} is not a checkpoint to resume from: {error}") from error
-        self._where = {key: file for file in self._files for key in file.keys()}  # noqa: SIM118, not a mapping
+        self._where = {
+            key.removeprefix(PREFIX): (file, key)
+            for file in self._files
+            for key in file.keys()  # noqa: SIM118, not a mapping
+        }
         self.kinds = frozenset(key.partition("/")[0] for key in self._where if "/" in key)  # of optimizer tensors
 
     def get(self, kind: str, name: str) -> Tensor | None:
@@ -180,7 +208,10 @@ class CheckpointReader:
         key = f"{kind}/{name}"
         if key not in self._where and kind == "master":
             key = name
-        return self._where[key].get_tensor(key) if key in self._where else None
+        if key not in self._where:
+            return None
+        file, stored = self._where[key]
+        return file.get_tensor(stored)
 
 
 def _digest_of_saved(path: Path, tensors: Mapping[str, Tensor]) -> str:

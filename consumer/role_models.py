@@ -6,6 +6,7 @@ which are frozen. `ShardedModel` knows how a model is sharded; here tensors are 
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.errors import ConfigError
 from coati_rl.protocols import Role
+from consumer.adapters.adapters import FACTORS, Adapters, AdapterSource
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
 from consumer.models.compiled_ops import CompiledOps
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, load_policy
@@ -42,6 +44,7 @@ class RoleModel:
         gradient_checkpointing: bool = False,
         compiles_ops: bool = False,
         head: ScalarHead | None = None,
+        adapters: AdapterSource | None = None,
     ) -> None:
         """Load and shard the model.
 
@@ -54,26 +57,33 @@ class RoleModel:
             gradient_checkpointing: recompute activations in the backward pass; not of a frozen model.
             compiles_ops: compute by `compiled_ops`.
             head: scalar head; None: the LM head.
+            adapters: trained in place of the model's weights; None: these are trained.
         Raises: ConfigError if the model cannot be read or cannot be sharded this way.
         """
         self.role = role
         self._parallelism = parallelism
         self._optimizer = optimizer
+        self._has_scalar_head = head is not None
         self._keeps_masters = precision == "bf16"
         is_recomputed = optimizer is not None and gradient_checkpointing
         # The Hugging Face module; after sharding, this rank's part of it.
         load = load_policy if head is None else partial(load_scalar, head=head)
         self.module = load(directory, dtype=DTYPES[precision], gradient_checkpointing=is_recomputed)
         self.infos = describe_parameters(self.module, parallelism.layout, parallelism.layers_per_stage(self.module))
+        self.adapters = None if adapters is None else Adapters(self.module, self.infos, adapters)
         self.torch_optimizer: Any = None
         if optimizer is None:
             self.module.requires_grad_(False)
         else:
             self.torch_optimizer = make_optimizer(
-                dict(self.module.named_parameters()), optimizer, without_decay=names_without_decay(self.module)
+                dict(self.module.named_parameters()) if self.adapters is None else self.adapters.parameters,
+                optimizer,
+                without_decay=names_without_decay(self.module),
             )
-        self._sharded = parallelism.shard(self.module, self.infos, self.torch_optimizer)
+        factors = () if self.adapters is None else self.adapters.factor_infos
+        self._sharded = parallelism.shard(self.module, (*self.infos, *factors), self.torch_optimizer, self.adapters)
         self.parameters = self._sharded.parameters
+        self._num_accumulated = 0  # since the last optimizer step
         if compiles_ops:
             compiled = CompiledOps(self.module, device=parallelism.device, dtype=DTYPES[precision])
             if not parallelism.sum_over_ranks(float(not compiled.are_right())):  # all ranks have the same bits
@@ -96,7 +106,11 @@ class RoleModel:
         """
         if self.gradients:
             raise ValueError("the step's gradients are summed over all ranks: take the step first")
-        return self._sharded.accumulate(inputs) if inputs else {}
+        if not inputs:
+            return {}
+        self._num_accumulated += 1
+        with self._dropout(inputs[0]):
+            return self._sharded.accumulate(inputs)
 
     def reduce_gradients(self) -> None:
         """Sum the accumulated gradients over all ranks into `gradients`, once per optimizer step."""
@@ -132,6 +146,7 @@ class RoleModel:
             set_step(self.torch_optimizer, settings, learning_rate)
             self._sharded.step(self.gradients)
         self.gradients = {}
+        self._num_accumulated = 0
         self._sharded.forget_gradients()
         return norm
 
@@ -149,13 +164,18 @@ class RoleModel:
         gather is the live weight itself: use it before the next step.
         """
         if self._parallelism.layout.is_first_copy:
-            for info in self.own_infos():
-                yield info.name, self.parameters.full_weight(info.name).to(dtype)
+            for info in self._of_this_stage(self.infos):
+                yield info.name, self._merged(info.name, dtype)
 
-    def own_infos(self) -> list[ParameterInfo]:
-        """Return the parameters that this rank's pipeline stage exports and saves."""
-        stage = self._parallelism.layout.stage
-        return [info for info in self.parameters.infos.values() if info.stage == stage]
+    @property
+    def saved_infos(self) -> tuple[ParameterInfo, ...]:
+        """Return the parameters that a checkpoint holds: all, or those that are trained beside adapters."""
+        return self.infos if self.adapters is None else self.adapters.infos
+
+    @property
+    def peft(self) -> dict[str, Any] | None:
+        """Return the contents of PEFT's adapter_config.json; None: the model has no adapters."""
+        return None if self.adapters is None else self.adapters.as_peft(has_scalar_head=self._has_scalar_head)
 
     def write(self, writer: CheckpointWriter) -> dict[str, str]:
         """Write this rank's share of its pipeline stage's files; `writer` knows all parameters of the model.
@@ -208,7 +228,7 @@ class RoleModel:
         """
         is_trained = self.torch_optimizer is not None
         masters = self.masters() if is_trained else {}
-        own, parameters = {info.name for info in self.own_infos()}, self.parameters
+        own, parameters = {info.name for info in self._of_this_stage(self.saved_infos)}, self.parameters
         layout = self._parallelism.layout
         of_stage = [number for number, names in enumerate(writer.files) if names[0] in own]
         for place, number in enumerate(of_stage):
@@ -230,6 +250,25 @@ class RoleModel:
                     _keep(state, f"{kind}/{name}", full, is_own=is_own)
             if is_own:
                 yield number, weights, state if is_trained else None
+
+    def _of_this_stage(self, infos: Sequence[ParameterInfo]) -> list[ParameterInfo]:
+        stage = self._parallelism.layout.stage
+        return [info for info in infos if info.stage == stage]
+
+    def _merged(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a full weight with its adapter, if it has one; collective."""
+        weight, layer = self.parameters.full_weight(name), name.removesuffix(".weight")
+        if self.adapters is None or layer not in self.adapters.layers:
+            return weight.to(dtype)
+        a, b = (self.parameters.full_weight(f"{layer}.{factor}.weight") for factor in FACTORS)
+        return self.adapters.merged(weight, a, b, dtype)
+
+    def _dropout(self, first: PolicyInput) -> AbstractContextManager[None]:
+        """Return the context of a backward: masks of dropout that the step and its mini-batch alone decide."""
+        if self.adapters is None:
+            return nullcontext()
+        version, layout = int(first.loss_arrays["trainer_version"]), self._parallelism.layout
+        return self.adapters.dropout(f"{self.role} {version} {self._num_accumulated} {layout.dp_rank}")
 
     def _settings(self) -> OptimizerConfig:
         if self._optimizer is None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.protocols import Role
+from consumer.adapters.adapters import AdapterSource
 from consumer.backend_config import BackendConfig, ModelSource, frozen, trained
 from consumer.models.scalar_head import ScalarHead
 
@@ -18,12 +19,21 @@ def backend_config(
     teacher_dir: Path | None = None,
     value_dir: Path | None = None,
     keeps_old_policy: bool = False,
+    adapters: AdapterSource | None = None,
+    reference_adapters: AdapterSource | None = None,
     **settings: Any,
 ) -> BackendConfig:
-    """Train the model of `model_dir`, and a critic if there is one; the others are frozen."""
-    models: dict[Role, ModelSource] = {"policy": trained(model_dir, optimizer, head=scalar_head)}
+    """Train the model of `model_dir`, and a critic if there is one; the others are frozen.
+
+    With adapters these are trained, and reference and old policy are the same model with others, or none.
+    """
+    models: dict[Role, ModelSource] = {"policy": trained(model_dir, optimizer, head=scalar_head, adapters=adapters)}
+    if adapters is not None and scalar_head is None:
+        models["reference"] = ModelSource(directory=model_dir, shares="policy", adapters=reference_adapters)
+        models["old"] = ModelSource(directory=model_dir, shares="policy")
     if value_dir is not None:
-        models["value"] = trained(value_dir, optimizer, head=ScalarHead(seed=3, pad_token_id=0))
+        head = ScalarHead(seed=3, pad_token_id=0)
+        models["value"] = trained(value_dir, optimizer, head=head, adapters=adapters)
     if reference_dir is not None:
         models["reference"] = frozen(reference_dir)
     if teacher_dir is not None:

@@ -91,15 +91,16 @@ def prepare(model: PreTrainedModel, *, gradient_checkpointing: bool) -> PreTrain
     return model
 
 
-def convert(model: PreTrainedModel, *, copies: bool) -> None:
+def convert(model: PreTrainedModel) -> None:
     """Convert parameters to the dtype that the model was read for, after sharding, when a rank has only its own part.
 
-    With `copies` all get memory of their own in place of a map of the model's files. On a CPU a mapped tensor's address
-    depends on the file's other tensors, and matrix products round by address: training would differ between a model and
-    its checkpoint.
+    Those that are trained get memory of their own in place of a map of the model's files. On a CPU a mapped tensor's
+    address depends on the file's other tensors, and matrix products round by address: training would differ between a
+    model and its checkpoint.
     """
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(model.config.dtype, copy=copies and parameter.device.type == "cpu")
+        copies = parameter.requires_grad and parameter.device.type == "cpu"
+        parameter.data = parameter.data.to(model.config.dtype, copy=copies)
 
 
 def _unreadable(model_dir: Path, error: Exception) -> ConfigError:

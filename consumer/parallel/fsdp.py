@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from consumer.adapters.adapters import Adapters
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, policy_forward
 from consumer.models.scalar_head import scalar_head
 from consumer.parallel.layout import Layout
@@ -51,20 +52,26 @@ class FullyShardedParallelism:
         return [model.config.num_hidden_layers]
 
     def shard(
-        self, model: PreTrainedModel, infos: Sequence[ParameterInfo], optimizer: torch.optim.Optimizer | None
+        self,
+        model: PreTrainedModel,
+        infos: Sequence[ParameterInfo],
+        optimizer: torch.optim.Optimizer | None,
+        adapters: Adapters | None = None,
     ) -> "FullyShardedModel":
         """See `Parallelism`. Neither host nor device gets a copy of a whole parameter: only this rank's rows are read.
 
         The masters are what the files hold, already rounded to the model's precision as in every layout.
         """
         model.forward = policy_forward.__get__(model)
+        if adapters is not None:
+            adapters.attach(model, self.layout)
         policy = MixedPrecisionPolicy(
             param_dtype=DTYPES[self._precision],
             reduce_dtype=torch.float32,
             cast_forward_inputs=False,  # hidden states have the right dtype; a micro-batch's arrays keep theirs
         )
         names = {id(parameter): name for name, parameter in model.named_parameters()}  # of the optimizer's parameters
-        full = _take_data(model, model.config.dtype if optimizer is None else torch.float32)
+        full = _take_data(model)
         with collective("shard the model"):
             for layer in [m for m in model.base_model.modules() if isinstance(m, GradientCheckpointingLayer)]:
                 fully_shard(layer, mesh=self._mesh, mp_policy=policy)
@@ -137,6 +144,7 @@ class ShardedRows:
         self.infos = {info.name: info for info in infos}
         with torch.no_grad():
             self.local = {name: _local(parameter) for name, parameter in self.dtensors.items()}
+        self.trained = {name: part for name, part in self.local.items() if self.dtensors[name].requires_grad}
         self._layout = layout
         self._weight_dtype = weight_dtype
 
@@ -147,6 +155,10 @@ class ShardedRows:
     def full_weight(self, name: str) -> Tensor:
         """Return the full weight, rounded before it is gathered; collective."""
         return self.full_state(name, self.local[name].to(self._weight_dtype))
+
+    def weight_part(self, name: str, full: Tensor) -> Tensor:
+        """Return this rank's rows."""
+        return rows_of_rank(full, self._layout)
 
     def full_state(self, name: str, part: Tensor) -> Tensor:
         """Gather the full tensor from each rank's rows; collective."""
@@ -208,6 +220,7 @@ class FullyShardedModel:
             return {
                 name: torch.zeros_like(self.parameters.local[name]) if p.grad is None else _local(p.grad)
                 for name, p in self.parameters.dtensors.items()
+                if p.requires_grad
             }
 
     def forget_gradients(self) -> None:
@@ -217,7 +230,7 @@ class FullyShardedModel:
 
     def masters(self) -> dict[str, Tensor]:
         """See `ShardedModel`."""
-        return dict(self.parameters.local)
+        return dict(self.parameters.trained)
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
         """See `ShardedModel`; the next gather rounds the updated masters."""
@@ -232,17 +245,17 @@ def rows_of_rank(full: Tensor, layout: Layout) -> Tensor:
     return full[layout.dp_rank * num_rows : (layout.dp_rank + 1) * num_rows]
 
 
-def _take_data(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+def _take_data(model: PreTrainedModel) -> dict[str, Tensor]:
     """Move the parameters' data out of a model, by name; it gets parameters on the meta device instead.
 
     Args:
-        model: whole; a tied parameter stays one.
-        dtype: of the new parameters.
+        model: whole; a tied parameter stays one. New parameters that are trained are float32.
     """
     full = {name: parameter.detach() for name, parameter in model.named_parameters()}
     empty = dict[int, nn.Parameter]()
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False):
+            dtype = torch.float32 if parameter.requires_grad else model.config.dtype
             made = torch.empty_like(parameter, dtype=dtype, device="meta")
             new = empty.setdefault(id(parameter), nn.Parameter(made, requires_grad=parameter.requires_grad))
             setattr(module, key, new)

@@ -26,7 +26,8 @@ BUCKET_ELEMENTS = 2**24  # of one collective: 64 MiB
 def accumulate_in_float32(model: nn.Module) -> None:
     """Set the dtype of gradients to float32: a bfloat16 sum over hundreds of micro-batches would lose precision."""
     for parameter in model.parameters():
-        parameter.grad_dtype = torch.float32
+        if parameter.requires_grad:
+            parameter.grad_dtype = torch.float32
 
 
 class GradientReducer:
@@ -39,11 +40,11 @@ class GradientReducer:
         self._parameters = parameters
         self._layout = layout
         self._tied_group = tied_group
-        self._names = {id(parameter): name for name, parameter in parameters.by_name.items()}
+        self._names = {id(parameter): name for name, parameter in parameters.trained.items()}
         self._slices: dict[str, Tensor] = {}  # ZeRO: summed over data-parallel ranks
         self._pending: list[nn.Parameter] = []  # ZeRO 2: full gradients until a bucket is complete
         if layout.is_partitioned and layout.zero_stage == 2:
-            for parameter in parameters.by_name.values():
+            for parameter in parameters.trained.values():
                 parameter.register_post_accumulate_grad_hook(self._take)
 
     def after_backward(self) -> None:
@@ -59,25 +60,25 @@ class GradientReducer:
         layout = self._layout
         if layout.is_partitioned:
             if layout.zero_stage == 1:
-                self._cut(_with_gradient(self._parameters.by_name.values()))
-            gradients = {name: self._slice(name) for name in self._parameters.by_name}
+                self._cut(_with_gradient(self._parameters.trained.values()))
+            gradients = {name: self._slice(name) for name in self._parameters.trained}
         else:
-            held = _with_gradient(self._parameters.by_name.values())
+            held = _with_gradient(self._parameters.trained.values())
             gradients = {self._names[id(p)]: p.grad for p in held if p.grad is not None}
             if layout.dp_group is not None:
                 _sum_in_place(list(gradients.values()), layout.dp_group)
         if layout.tp_group is not None:
-            partial = [gradients[name] for name, info in self._parameters.infos.items() if info.is_partial]
+            partial = [gradient for name, gradient in gradients.items() if self._parameters.infos[name].is_partial]
             _sum_in_place(partial, layout.tp_group)
         if self._tied_group is not None:
-            tied = [gradients[name] for name, info in self._parameters.infos.items() if info.tied_name]
+            tied = [gradient for name, gradient in gradients.items() if self._parameters.infos[name].tied_name]
             _sum_in_place(tied, self._tied_group)
         return gradients
 
     def forget(self) -> None:
         """Clear all gradients after the optimizer step."""
         self._slices.clear()
-        for parameter in self._parameters.by_name.values():
+        for parameter in self._parameters.trained.values():
             parameter.grad = None
 
     def _take(self, parameter: Tensor) -> None:
@@ -105,7 +106,7 @@ class GradientReducer:
 
 
 def _with_gradient(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """Return all parameters; a missing gradient, on a rank without samples, becomes zero."""
+    """Return the parameters; a missing gradient, on a rank without samples, becomes zero."""
     held = list(parameters)
     for parameter in held:
         if parameter.grad is None:

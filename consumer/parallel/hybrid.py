@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coati_rl.algorithms.sums import merge_sums
+from consumer.adapters.adapters import Adapters
 from consumer.models.loading import convert
 from consumer.models.policy_model import HeadWeights, PolicyInput, Precision
 from consumer.parallel.colossal_compat import Booster, HybridParallelModule, HybridParallelPlugin
@@ -70,11 +71,15 @@ class HybridParallelism:
         return layers
 
     def shard(
-        self, model: PreTrainedModel, infos: Sequence[ParameterInfo], optimizer: torch.optim.Optimizer | None
+        self,
+        model: PreTrainedModel,
+        infos: Sequence[ParameterInfo],
+        optimizer: torch.optim.Optimizer | None,
+        adapters: Adapters | None = None,
     ) -> "HybridModel":
         """See `Parallelism`."""
         with timeout_of_new_groups(self._timeout_s), collective("shard the model"):
-            wrapped, boosted = self._wrap(model, optimizer)
+            wrapped, boosted = self._wrap(model, optimizer, adapters)
             if optimizer is not None:
                 accumulate_in_float32(model)
             return HybridModel(
@@ -123,7 +128,9 @@ class HybridParallelism:
             with collective("agree on a weight sync"):
                 dist.broadcast(data, src=0, group=self.layout.pp_group)
 
-    def _wrap(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> tuple[Any, Any]:
+    def _wrap(
+        self, model: PreTrainedModel, optimizer: torch.optim.Optimizer | None, adapters: Adapters | None
+    ) -> tuple[Any, Any]:
         plugin = self._plugin
         with _buffers_kept(model):
             # Built here and not by the plugin, which would add DDP: DDP allocates buckets as large as the model, sends
@@ -139,7 +146,9 @@ class HybridParallelism:
                 ddp_config={},
                 custom_policy=DecoderPolicy(),
             )
-            convert(model, copies=optimizer is not None)
+            if adapters is not None:
+                adapters.attach(model, self.layout)
+            convert(model)
             module.require_grad_sync = False
             module.convert_fn = None  # hidden states of the stage before have the right dtype, float32 where asked for
             if optimizer is None:
@@ -237,8 +246,8 @@ class HybridModel:
     def masters(self) -> dict[str, Tensor]:
         """See `ShardedModel`."""
         masters = self._boosted.get_working_to_master_map()  # None in float32: no separate masters
-        by_name = self.parameters.by_name
-        return {name: p if masters is None else masters[id(p)] for name, p in by_name.items()}
+        trained = self.parameters.trained
+        return {name: p if masters is None else masters[id(p)] for name, p in trained.items()}
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
         """See `ShardedModel`."""
@@ -252,7 +261,7 @@ class HybridModel:
         groups = self._boosted._working_param_groups
         group_of = {id(parameter): group for group, parameters in groups.items() for parameter in parameters}
         for name, gradient in gradients.items():
-            key = id(self.parameters.by_name[name])
+            key = id(self.parameters.trained[name])
             store = self._boosted.pid_to_grad_store[key]
             # It expects the slices of all data-parallel ranks and reads its own; with ZeRO stage 2 only its own.
             # A parameter whose slices are stored under another group than its own would not be updated.

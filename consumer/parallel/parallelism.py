@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coati_rl.algorithms.sums import merge_sums
+from consumer.adapters.adapters import Adapters
 from consumer.models.policy_model import HeadWeights, PolicyInput
 from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import ParameterInfo
@@ -35,8 +36,15 @@ class ModelParameters(Protocol):
     def counts_in_norm(self, name: str) -> bool:
         """Return True on exactly one of the ranks that hold the same elements of a gradient."""
 
+    @property
+    def trained(self) -> Mapping[str, Tensor]:
+        """Return those parts that the optimizer changes, by name; none of a frozen model."""
+
     def full_weight(self, name: str) -> Tensor:
         """Return the full weight in the dtype that the model computes in; collective."""
+
+    def weight_part(self, name: str, full: Tensor) -> Tensor:
+        """Return this rank's part of a full weight, of the shape of `local`."""
 
     def full_state(self, name: str, part: Tensor) -> Tensor:
         """Gather the full tensor of which each rank's optimizer holds a part; collective."""
@@ -98,14 +106,20 @@ class Parallelism(Protocol):
         """Return the number of decoder layers of each pipeline stage. Raises: ConfigError if it cannot be split so."""
 
     def shard(
-        self, model: PreTrainedModel, infos: Sequence[ParameterInfo], optimizer: torch.optim.Optimizer | None
+        self,
+        model: PreTrainedModel,
+        infos: Sequence[ParameterInfo],
+        optimizer: torch.optim.Optimizer | None,
+        adapters: Adapters | None = None,
     ) -> ShardedModel:
         """Shard a model that is on the CPU; no device ever holds the full model.
 
         Args:
             model: afterwards it has only this rank's part, on its device.
-            infos: its parameters.
-            optimizer: over the model's parameters, afterwards over this rank's masters; None: the model is frozen.
+            infos: its parameters, the adapters' among them.
+            optimizer: over the parameters that are trained, afterwards over this rank's masters; None: the model is
+                frozen.
+            adapters: to be attached to its layers; None: it has none.
         """
 
     def num_micro_batches(self, wanted: int) -> int:

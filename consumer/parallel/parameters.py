@@ -101,6 +101,7 @@ class LocalParameters:
         names = {info: info.name if info.name in held else info.tied_name or "" for info in infos}
         self.infos = {info.name: info for info, name in names.items() if name in held}
         self.by_name: dict[str, nn.Parameter] = {info.name: held[names[info]] for info in self.infos.values()}
+        self.trained = {name: parameter for name, parameter in self.by_name.items() if parameter.requires_grad}
 
     @property
     def local(self) -> Mapping[str, Tensor]:
@@ -117,6 +118,10 @@ class LocalParameters:
     def full_weight(self, name: str) -> Tensor:
         """Return the full weight; collective over the tensor-parallel ranks."""
         return self.full(name, self.by_name[name].detach())
+
+    def weight_part(self, name: str, full: Tensor) -> Tensor:
+        """Return this rank's part of a full weight."""
+        return self.shard(name, full)
 
     def full_state(self, name: str, part: Tensor) -> Tensor:
         """Gather the full tensor from the part that each rank's optimizer holds; collective over a pipeline stage."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from consumer.adapters.adapters import Adapters
 from consumer.models.loading import convert
 from consumer.models.policy_model import HeadWeights, PolicyInput, policy_forward
 from consumer.parallel.gradient_reduction import GradientReducer, accumulate_in_float32
@@ -27,11 +28,17 @@ class SingleProcess:
         return [model.config.num_hidden_layers]
 
     def shard(
-        self, model: PreTrainedModel, infos: Sequence[ParameterInfo], optimizer: torch.optim.Optimizer | None
+        self,
+        model: PreTrainedModel,
+        infos: Sequence[ParameterInfo],
+        optimizer: torch.optim.Optimizer | None,
+        adapters: Adapters | None = None,
     ) -> "WholeModel":
         """Move the model to the device."""
         model.to(self.device)
-        convert(model, copies=optimizer is not None)
+        if adapters is not None:
+            adapters.attach(model, self.layout)
+        convert(model)
         return WholeModel(model, infos, optimizer)
 
     def num_micro_batches(self, wanted: int) -> int:
@@ -100,7 +107,7 @@ class WholeModel:
 
     def masters(self) -> dict[str, Tensor]:
         """See `ShardedModel`."""
-        return {name: self._float32_masters.get(id(p), p) for name, p in self.parameters.by_name.items()}
+        return {name: self._float32_masters.get(id(p), p) for name, p in self.parameters.trained.items()}
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
         """See `ShardedModel`."""
@@ -109,7 +116,7 @@ class WholeModel:
             masters[name].grad = gradient
         self._optimizer.step()
         with torch.no_grad():
-            for name, parameter in self.parameters.by_name.items():
+            for name, parameter in self.parameters.trained.items():
                 if masters[name] is not parameter:
                     parameter.copy_(masters[name])
                     masters[name].grad = None  # it would stay until the next step, beside that one's gradients

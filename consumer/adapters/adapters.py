@@ -1,0 +1,238 @@
+"""Add LoRA adapters to a model's linear layers: y + scale * B A x beside y = W x, with W as it is (arXiv:2106.09685).
+
+Each factor begins as a whole tensor, which the seed and its name alone decide, as PEFT draws it; `attach` cuts it as
+the layer beside it is cut, after tensor-parallel sharding. A layer keeps its class and its weight's name, so that all
+that knows the model without adapters knows it with them. The parameters are `<layer>.lora_A.weight`, float32[rank, in],
+and `<layer>.lora_B.weight`, float32[out, rank], which are PEFT's names without its prefix.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from coati_rl.errors import ConfigError
+from coati_rl.model_files.adapter_files import ALL_LINEAR, PREFIX, WEIGHTS_FILE, AdapterSpec, read_adapter
+from consumer.adapters.rank_sums import sum_backward, sum_forward
+from consumer.models.scalar_head import scalar_head
+from consumer.parallel.layout import Layout
+from consumer.parallel.parameters import ParameterInfo
+
+A, B = FACTORS = "lora_A", "lora_B"
+_MAX_NAMED = 3  # names in a message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterSource:
+    """Say which adapters a model is trained with."""
+
+    spec: AdapterSpec
+    base: str  # name of the base model, written into the adapters' files
+    seed: int = 0  # of A; B begins as 0
+    directory: Path | None = None  # adapter to begin with; None: new ones
+
+
+class Adapters:
+    """Hold the adapters of one model on this rank."""
+
+    def __init__(self, model: PreTrainedModel, infos: Sequence[ParameterInfo], source: AdapterSource) -> None:
+        """Make the factors, whole; all of the model's own parameters are frozen but those that the source names.
+
+        Args:
+            model: whole, with all its layers.
+            infos: its parameters.
+            source: of the adapters.
+        Raises: ConfigError if a target is no linear layer of the model, or the source's directory does not fit.
+        """
+        self.source = source
+        self.is_on = True
+        self._drops = False  # dropout is on
+        head = scalar_head(model)
+        saved = (*source.spec.saved_modules, *(() if head is None else ("score",)))
+        by_name = {info.name: info for info in infos}
+        model.requires_grad_(False)
+        kept = {name: p for name, p in model.named_parameters() if name.split(".")[-2] in saved}
+        for parameter in kept.values():
+            parameter.requires_grad_(True)
+        self.layers = {name: by_name[f"{name}.weight"] for name in _targets(model, source.spec.targets)}
+        self.factor_infos = tuple(
+            each for name, info in self.layers.items() for each in _infos(name, info, source.spec.rank)
+        )
+        self.infos = (*self.factor_infos, *(by_name[name] for name in kept))  # of all that is trained
+        start = None if source.directory is None else read_start(source.directory, self.infos)
+        self._full = {info.name: nn.Parameter(_initial(info, source.seed, start)) for info in self.factor_infos}
+        for name, parameter in kept.items() if start is not None else ():
+            with torch.no_grad():
+                parameter.data = start[name].to(parameter.dtype)
+        self.parameters: dict[str, nn.Parameter] = self._full | kept  # by name, until `attach`
+
+    def as_peft(self, *, has_scalar_head: bool) -> dict[str, Any]:
+        """Return the contents of PEFT's adapter_config.json."""
+        targets = tuple({name.rpartition(".")[2] for name in self.layers})
+        return self.source.spec.as_peft(base=self.source.base, has_scalar_head=has_scalar_head, targets=targets)
+
+    def attach(self, model: nn.Module, layout: Layout) -> None:
+        """Add this rank's part of the factors to its layers; they stay the parameters that they were.
+
+        Args:
+            model: this rank's part of the model; of layers of other pipeline stages nothing is added.
+            layout: of this rank.
+        """
+        for name, info in self.layers.items():
+            if info.stage != layout.stage:
+                continue
+            linear = model.get_submodule(name)
+            for factor, cut in ((A, info.split_dim == 1), (B, info.split_dim == 0)):
+                parameter = self._full[f"{name}.{factor}.weight"]
+                if cut and layout.tp_group is not None:
+                    part = parameter.data.chunk(layout.tp_size, dim=1 if factor == A else 0)[layout.tp_rank]
+                    parameter.data = part.contiguous()
+                parameter.data = parameter.data.to(linear.weight.device)
+                holder = nn.Module()
+                holder.weight = parameter
+                linear.add_module(factor, holder)
+            linear.register_forward_hook(_Hook(self, info.split_dim, layout))
+        self._full, self.parameters = {}, {}  # those of other pipeline stages are dropped
+
+    def merged(self, weight: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return weight + scale * b @ a, summed in float32 and rounded once.
+
+        Args:
+            weight: [out, in].
+            a: [rank, in].
+            b: [out, rank].
+            dtype: of the result.
+        """
+        return torch.addmm(weight.float(), b.float(), a.float(), alpha=self.source.spec.scale).to(dtype)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Compute with the base model alone."""
+        self.is_on = False
+        try:
+            yield
+        finally:
+            self.is_on = True
+
+    @contextmanager
+    def dropout(self, seed: str) -> Iterator[None]:
+        """Drop inputs of A by masks that `seed` alone decides, in forward and backward alike; no other random state moves."""
+        if self.source.spec.dropout == 0:
+            yield
+            return
+        self._drops = True
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(_number(f"{self.source.seed} {seed}"))
+                yield
+        finally:
+            self._drops = False
+
+    def dropped(self, inputs: Tensor) -> Tensor:
+        """Return inputs of A with dropout, in training alone."""
+        return F.dropout(inputs, self.source.spec.dropout, training=self._drops)
+
+
+class _Hook:
+    """Add an adapter's output to its layer's."""
+
+    def __init__(self, adapters: Adapters, split_dim: int | None, layout: Layout) -> None:
+        self._adapters = adapters
+        group = layout.tp_group
+        self._sum_forward = group if split_dim == 1 else None
+        self._sum_backward = group if split_dim == 0 else None
+
+    def __call__(self, linear: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if not self._adapters.is_on:
+            return output
+        short = F.linear(self._adapters.dropped(inputs[0]), linear.lora_A.weight)
+        if self._sum_forward is not None:
+            short = sum_forward(short, self._sum_forward)
+        if self._sum_backward is not None:
+            short = sum_backward(short, self._sum_backward)
+        rows = torch.addmm(
+            output.flatten(0, -2),
+            short.flatten(0, -2),
+            linear.lora_B.weight.T,
+            alpha=self._adapters.source.spec.scale,
+        )
+        return rows.view(output.shape)
+
+
+def _targets(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
+    """Return the names of the layers that are adapted, in order. Raises: ConfigError."""
+    heads = {id(model.get_output_embeddings()), id(scalar_head(model))}
+    linear = [
+        name for name, module in model.named_modules() if isinstance(module, nn.Linear) and id(module) not in heads
+    ]
+    if tuple(targets) == (ALL_LINEAR,):
+        return linear
+    wanted = set(targets)
+    found = [name for name in linear if name.rpartition(".")[2] in wanted]
+    if missing := wanted - {name.rpartition(".")[2] for name in found}:
+        known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+        raise ConfigError(
+            f"--lora-targets {','.join(targets)}: {', '.join(sorted(missing))} is no linear layer of "
+            f"{type(model).__name__} that takes an adapter; it has {known}"
+        )
+    return found
+
+
+def _infos(name: str, weight: ParameterInfo, rank: int) -> tuple[ParameterInfo, ParameterInfo]:
+    """Describe the two factors beside a layer's weight [out, in]."""
+    out_size, in_size = weight.shape
+    a_dim, b_dim = (1 if weight.split_dim == 1 else None), (0 if weight.split_dim == 0 else None)
+    return (
+        ParameterInfo(name=f"{name}.{A}.weight", shape=(rank, in_size), stage=weight.stage, split_dim=a_dim),
+        ParameterInfo(name=f"{name}.{B}.weight", shape=(out_size, rank), stage=weight.stage, split_dim=b_dim),
+    )
+
+
+def _initial(info: ParameterInfo, seed: int, start: Mapping[str, Tensor] | None) -> Tensor:
+    if start is not None:
+        return start[info.name].float()
+    if info.name.endswith(f"{B}.weight"):
+        return torch.zeros(info.shape)
+    bound = 1 / math.sqrt(info.shape[1])  # of PEFT's kaiming_uniform_(a=sqrt(5))
+    generator = torch.Generator().manual_seed(_number(f"{seed} {info.name}"))
+    return torch.empty(info.shape).uniform_(-bound, bound, generator=generator)
+
+
+def _number(text: str) -> int:
+    """Return a seed that the text decides."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+def read_start(directory: Path, infos: Sequence[ParameterInfo]) -> dict[str, Tensor]:
+    """Read an adapter's tensors by name. Raises: ConfigError unless they are those of `infos`."""
+    where = f"adapter {directory}"
+    found, expected = read_adapter(directory, where).shapes, {info.name: info.shape for info in infos}
+    problems = [
+        *(f"{name} is missing" for name in expected if name not in found),
+        *(f"{name} is unknown" for name in found if name not in expected),
+        *(
+            f"{name} has shape {found[name]}, and {expected[name]} is needed"
+            for name in expected
+            if name in found and found[name] != expected[name]
+        ),
+    ]
+    if problems:
+        more = f" and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
+        raise ConfigError(
+            f"{where}: does not fit the model, --lora-rank and --lora-targets: {'; '.join(problems[:_MAX_NAMED])}{more}"
+        )
+    with safe_open(directory / WEIGHTS_FILE, "pt") as file:
+        tensors = {key.removeprefix(PREFIX): file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, no mapping
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise ConfigError(f"{where}: {name} has values that are not finite")
+    return tensors

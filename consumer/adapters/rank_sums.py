@@ -1,0 +1,49 @@
+"""Sum the short vectors between an adapter's two factors over tensor-parallel ranks, forward or backward.
+
+A layer whose weight is cut by columns of its output has B cut likewise: each rank's gradient of A @ x is a part of it.
+One whose weight is cut by rows of its input has A cut likewise: each rank's A @ x is a part. The sum is over vectors of
+the rank's length, in float32, and not over hidden states; each factor's gradient is whole on every rank.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def sum_forward(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the sum over the group's ranks; its gradient is the same on all of them. Any shape."""
+    return _SumForward.apply(values, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def sum_backward(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the values, whose gradient is the sum over the group's ranks. Any shape."""
+    return _SumBackward.apply(values, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _SumForward(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return _sum(values, group)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _SumBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _sum(gradient, ctx.group), None
+
+
+def _sum(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total = values.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total.to(values.dtype)

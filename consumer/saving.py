@@ -1,0 +1,69 @@
+"""Write the models of a trainer into one checkpoint: the policy at its top, each other one in a directory of its role."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coati_rl.protocols import Role
+from consumer.checkpoint import CheckpointWriter
+from consumer.parallel.parallelism import Parallelism
+from consumer.role_models import RoleModel
+
+
+def save_models(
+    directory: Path,
+    policy: RoleModel,
+    others: Sequence[tuple[Role, RoleModel, Path]],
+    parallelism: Parallelism,
+    *,
+    dtype: torch.dtype,
+    settings_dir: Path,
+    state: Mapping[str, Any],
+    tokenizer_files: Mapping[str, bytes],
+    files: Mapping[str, bytes],
+    keep: int | None,
+) -> None:
+    """Write a checkpoint, which appears complete or not at all; collective.
+
+    Args:
+        directory: of the checkpoint.
+        policy: its weights, or its adapters, are the checkpoint's own.
+        others: further models by role, each with the directory whose settings that transformers refuses are copied.
+        parallelism: of all of them.
+        dtype: of saved weights.
+        settings_dir: that of the policy.
+        state: what else a resume needs.
+        tokenizer_files: by name, beside each model.
+        files: further ones, by name.
+        keep: checkpoints to keep in the parent directory; None: all.
+    Raises: RunError on every rank if it cannot be written.
+    """
+    agree, is_first_rank = parallelism.agree, parallelism.layout.sender == 0
+    writer = CheckpointWriter(directory, policy.saved_infos, dtype=dtype, peft=policy.peft)
+    agree(writer.begin if is_first_rank else None)
+    written = agree(lambda: json.dumps(policy.write(writer)))
+    for role, model, its_settings in others:
+        of_role = writer.nested(role, model.saved_infos, model.peft)
+        agree(of_role.begin if is_first_rank else None)
+        written += agree(partial(_written, model, of_role, role))
+        describe = partial(of_role.describe, model.module, its_settings, tokenizer_files)
+        agree(describe if is_first_rank else None)
+    publish = partial(
+        writer.publish,
+        model=policy.module,
+        settings_dir=settings_dir,
+        state=state,
+        files={**tokenizer_files, **files},
+        digests={name: digest for text in written for name, digest in json.loads(text).items()},
+        keep=keep,
+    )
+    agree(publish if is_first_rank else None)
+
+
+def _written(model: RoleModel, writer: CheckpointWriter, role: Role) -> str:
+    """Write a model's part of a checkpoint. Returns: JSON of the digests by name in the checkpoint."""
+    return json.dumps({f"{role}/{name}": digest for name, digest in model.write(writer).items()})

@@ -1,0 +1,155 @@
+"""Run a trainer of adapters that takes two steps, with a checkpoint between them from which it takes the second again."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coati_rl.model_files.adapter_files import AdapterSpec
+from consumer.adapters.adapters import AdapterSource
+from consumer.backend import Backend
+from consumer.optim.learning_rate import LearningRate
+from consumer.train_step import TrainStep
+from tests.integration.consumer import reward_cases
+from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE
+from tests.integration.consumer.gradient_matrix import CASES
+from tests.integration.consumer.gradient_process import StepRecorder, mini_batches_of, share_of, take_step
+from tests.integration.consumer.losses import Cut
+from tests.integration.consumer.preference_losses import UnitCase
+from tests.integration.consumer.reward_process import RewardCut
+from tests.integration.consumer.reward_process import mini_batches_of as reward_batches_of
+from tests.integration.consumer.samples import samples_near, scale_of, to_mini_batch
+from tests.integration.consumer.trainer import make_trainer
+
+SPEC = AdapterSpec(rank=4, alpha=12.0, targets=("all-linear",))
+START, MERGED = "adapter", "merged"  # in the directory of a model: the adapters it begins with, and it with them
+SCORED = "scored"  # beside them, a model with a scalar head, which has adapters and a merged model of its own
+
+
+class Trial(NamedTuple):
+    """A layout in a precision, a model of an architecture, a loss, and how its samples are cut."""
+
+    layout: str
+    precision: str
+    model: str
+    loss: str
+    cut: Cut
+
+    @property
+    def name(self) -> str:
+        cut = "-".join(map(str, self.cut))
+        return f"{self.layout}-{self.precision}-{self.model}-{self.loss.replace(' ', '_')}-{cut}"
+
+    @property
+    def is_scored(self) -> bool:
+        return self.loss in reward_cases.CASES
+
+    def model_dir(self, models: Path) -> Path:
+        return models / self.model / SCORED if self.is_scored else models / self.model
+
+
+def trainer_of(trial: Trial, model_dir: Path, start: Path) -> Backend:
+    head = reward_cases.CASES[trial.loss].head if trial.is_scored else None
+    source = AdapterSource(spec=SPEC, base=str(model_dir), directory=start)
+    settings = LAYOUTS[trial.layout][1]
+    return make_trainer(model_dir, precision=trial.precision, adapters=source, scalar_head=head, **settings)
+
+
+class Recorder(StepRecorder):
+    """A recorder of whole gradients: those of adapters are small."""
+
+    def optimizer_step(self, *, loss_scale: float, **settings: Any) -> float:
+        norm = super().optimizer_step(loss_scale=loss_scale, **settings)
+        parameters, gradients = self._backend.policy.parameters, self.taken["gradients"]
+        self.taken["gradients"] = {name: parameters.full_state(name, each).clone() for name, each in gradients.items()}
+        return norm
+
+
+def take_one(backend: Backend, model_dir: Path, trial: Trial, step: int) -> dict[str, Any]:
+    recorder = Recorder(backend)
+    if trial.is_scored:
+        take_scored(recorder, trial, step)
+    else:
+        take_of_language_model(recorder, model_dir, trial, step)
+    return {**recorder.taken, **weights_of(backend)}
+
+
+def take_of_language_model(recorder: Any, model_dir: Path, trial: Trial, step: int) -> None:
+    case = CASES[trial.loss]
+    samples = samples_near(model_dir / MERGED, step, recomputes_old=case.recomputes_old, kind=case.kind)
+    scale = scale_of(samples, case.aggregation) * case.unit
+    parts = [share_of(part, recorder, case, trial.cut) for part in mini_batches_of(samples, trial.cut.split, case.unit)]
+    batches = [
+        to_mini_batch(part, step=step, is_last=number == len(parts), scale=scale)
+        for number, part in enumerate(parts, 1)
+    ]
+    if isinstance(case, UnitCase):
+        train_step = TrainStep(recorder, case.objective, learning_rate=LearningRate(peak=LEARNING_RATE))
+        for batch in batches:
+            train_step.run(batch)
+    else:
+        take_step(recorder, case, batches)
+
+
+def take_scored(recorder: Any, trial: Trial, step: int) -> None:
+    case = reward_cases.CASES[trial.loss]
+    samples = case.samples(step)
+    scale = 1 / case.denominator(samples)
+    num_mini_batches = 2 if trial.cut.split == "uneven" else 1
+    cut = RewardCut(trial.cut.size * case.objective.unit, trial.cut.packed, num_mini_batches)
+    parts = [case.objective.targets(part)[0] for part in reward_batches_of(case, samples, cut, recorder)]
+    for number, micro_batches in enumerate(parts, 1):
+        batch = to_mini_batch(micro_batches, step=step, is_last=number == len(parts), scale=scale)
+        recorder.forward_backward(batch, case.objective.losses["policy"])
+    recorder.optimizer_step(loss_scale=scale, learning_rate=LEARNING_RATE)
+
+
+def weights_of(backend: Backend) -> dict[str, dict[str, Tensor]]:
+    """The merged weights, and the trained ones as they are."""
+    policy = backend.policy
+    trained = {name: policy.parameters.full_weight(name).clone() for name in policy.parameters.trained}
+    return {"merged": {name: each.clone() for name, each in policy.export(torch.float32)}, "trained": trained}
+
+
+def scores_of(backend: Backend, model_dir: Path) -> dict[str, list[Tensor]]:
+    """Of the policy, and of what shares its base, on all samples of the first step."""
+    samples = samples_near(model_dir / MERGED, 0)
+    micro_batches = [each for sample in samples for each in share_of([sample], backend, CASES["clip"], ALONE)]
+    return {role: backend.score(micro_batches, role) for role in ("policy", *backend._views)}
+
+
+ALONE = Cut(1, True, "one")
+
+
+def take_trials(rank: int, out_dir: Path, models: Path, trials: Sequence[Trial]) -> None:
+    for trial in trials:
+        found = dict(steps_of(trial, trial.model_dir(models), out_dir / trial.name / "step-1"))
+        torch.save(found, out_dir / f"{trial.name}-rank{rank}.pt")
+
+
+def steps_of(trial: Trial, model_dir: Path, saved: Path) -> Iterator[tuple[str, Any]]:
+    backend = trainer_of(trial, model_dir, model_dir / START)
+    has_scores = not trial.is_scored and backend.layout.dp_size == 1
+    if has_scores:
+        yield "start scores", scores_of(backend, model_dir)
+    yield "first", take_one(backend, model_dir, trial, 0)
+    backend.save(saved, state={"step": 1})
+    if has_scores:
+        backend.keep_old_policy()
+        yield "middle scores", scores_of(backend, model_dir)
+    yield "second", take_one(backend, model_dir, trial, 1)
+    if has_scores:
+        yield "end scores", scores_of(backend, model_dir)
+    backend.close()
+    again = trainer_of(trial, model_dir, saved)
+    again.restore(saved)
+    yield "resumed", take_one(again, model_dir, trial, 1)
+    again.close()
+
+
+def whole(ranks: Sequence[dict[str, Any]], what: str, kind: str) -> dict[str, Tensor]:
+    """Join what the pipeline stages hold."""
+    return dict(itertools.chain.from_iterable(rank[what][kind].items() for rank in ranks))

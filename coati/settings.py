@@ -9,6 +9,7 @@ from coati_rl.config.cli import build_job
 from coati_rl.config.commands import OFFLINE
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
+from coati_rl.preflight.adapter import with_adapter
 from coati_rl.preflight.resources import checked_model_config, load_run_tokenizer, resolve_model
 from coati_rl.preflight.sample_rows import with_sample_rows
 from coati_rl.types import Device
@@ -53,7 +54,7 @@ def trainer_config(model: str | Path, loss: Any, *, num_trainers: int, device: D
     job: type[TrainingConfig] = OFFLINE.get(loss, Config) if isinstance(loss, str) else Config
     if job is Config:
         values |= {"algo": loss} if isinstance(loss, str) else {"kl_coeff": 0.0, "compute_all_samples": True}
-    config = build_job(values, job)
+    config = with_adapter(build_job(values, job))
     directory, precision = Path(config.model.model), resolve_precision(config, device)
     hf_config, of_model = checked_model_config(directory, "trained", precision=precision)
     check_layout(config, hf_config)

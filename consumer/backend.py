@@ -23,7 +23,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import LossFn, Role
 from coati_rl.transport.manifest import TensorEntry, dtype_name
-from consumer.adapters.view import AdapterView
+from consumer.adapter_view import AdapterView
 from consumer.backend_config import BackendConfig, ModelSource
 from consumer.checkpoint import CheckpointReader
 from consumer.models.float32_compute import Float32Compute
@@ -84,7 +84,7 @@ class Backend:
         self.models = {role: self._load(role, each) for role, each in config.models.items() if each.shares is None}
         self.policy = self.models["policy"]
         self._views = {
-            role: AdapterView(self.models[each.shares], each.adapters and each.adapters.directory)
+            role: AdapterView(self.models[each.shares], each.adapters.directory if each.adapters else None)
             for role, each in config.models.items()
             if each.shares is not None
         }

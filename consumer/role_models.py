@@ -80,8 +80,11 @@ class RoleModel:
                 optimizer,
                 without_decay=names_without_decay(self.module),
             )
-        factors = () if self.adapters is None else self.adapters.factor_infos
-        self._sharded = parallelism.shard(self.module, (*self.infos, *factors), self.torch_optimizer, self.adapters)
+        factors, attach = tuple[ParameterInfo, ...](), None
+        if self.adapters is not None:
+            factors = self.adapters.factor_infos
+            attach = partial(self.adapters.attach, layout=parallelism.layout)
+        self._sharded = parallelism.shard(self.module, (*self.infos, *factors), self.torch_optimizer, attach)
         self.parameters = self._sharded.parameters
         self._num_accumulated = 0  # since the last optimizer step
         if compiles_ops:

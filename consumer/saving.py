@@ -1,4 +1,4 @@
-"""Write the models of a trainer into one checkpoint: the policy at its top, each other one in a directory of its role."""
+"""Write the models of a trainer into one checkpoint: the policy at its top, others in directories of their roles."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -24,10 +24,10 @@ from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import Device
 from consumer.backend import Backend, make_backend
-from consumer.backend_config import ModelSource, frozen, trained
+from consumer.backend_config import ModelSource
 from consumer.evaluation import score_samples
 from consumer.jobs import offline, rl
-from consumer.jobs.job import backend_config
+from consumer.jobs.job import backend_config, policy_source, start_model
 from consumer.objectives.objective import Objective
 from consumer.objectives.run_objective import policy_gradient
 from consumer.optim.learning_rate import LearningRate
@@ -109,9 +109,9 @@ class TrainerRank:
         config, models = self._config, dict[Role, ModelSource]()
         if self._own is not None:
             objective = self._own
-            models["policy"] = trained(directory, config.optimizer)
+            models["policy"] = policy_source(config, directory)
             if "reference" in objective.roles:
-                models["reference"] = frozen(Path(config.model.model))
+                models["reference"] = start_model(config)
         elif isinstance(config, OfflineConfig):
             objective, models = offline.objective_of(config), offline.models(config, directory)
         else:

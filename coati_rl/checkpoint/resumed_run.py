@@ -9,6 +9,7 @@ import yaml
 
 from coati_rl.checkpoint.directory import find_checkpoint, load_state
 from coati_rl.checkpoint.former_settings import read_flat
+from coati_rl.checkpoint.saved_adapter import check_saved_adapter
 from coati_rl.config.absolute_paths import with_absolute_paths
 from coati_rl.config.fields import role_of
 from coati_rl.config.training import TrainingConfig
@@ -98,7 +99,10 @@ def changed_settings(before: Job, now: Job, *, sizes: tuple[str, ...], without: 
 
 
 def check_shape(config: TrainingConfig, directory: Path) -> None:
-    """Raise ConfigError if the checkpoint's model has other sizes than --model."""
+    """Raise ConfigError if the checkpoint's model has other sizes than --model, or other adapters than the run's."""
+    check_saved_adapter(config, directory)
+    if config.lora.is_on:  # the base is --model
+        return
     model = Path(config.model.model)
     here, there = _shape(model, f"--model {model}"), _shape(directory, f"--checkpoint-path {directory}")
     if here["tie_word_embeddings"] and not there["tie_word_embeddings"] and _has_own_head(model):

@@ -7,7 +7,7 @@ from typing import Any
 from coati_rl.config.named_paths import read_sources
 
 _SOURCES = ("dataset", "eval_dataset")  # fields whose texts may name several files, with shares
-_MODELS = ("model", "teacher", "reference_model", "critic_model")  # directories, or names of the hub
+_MODELS = ("model", "teacher", "reference_model", "critic_model", "adapter")  # directories, or names of the hub
 
 
 def with_absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:

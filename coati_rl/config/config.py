@@ -25,6 +25,7 @@ from coati_rl.types import DEFAULT_TASK
 
 _SECTIONS = (
     "model",
+    "lora",
     "data",
     "sampling",
     "environment",

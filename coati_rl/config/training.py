@@ -8,6 +8,7 @@ from pydantic import model_validator
 from coati_rl.config.cluster import ClusterConfig
 from coati_rl.config.data import DatasetFields
 from coati_rl.config.fields import Section, execution, experiment
+from coati_rl.config.lora import LoraConfig
 from coati_rl.config.model import ModelConfig
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.sections import JobConfig
@@ -124,6 +125,7 @@ class TrainingConfig(JobConfig):
     PASSES: ClassVar[str] = "--max-epochs"  # the flag of the number of passes over the data
 
     model: ModelConfig = ModelConfig()
+    lora: LoraConfig = LoraConfig()
     data: DatasetFields = DatasetFields()
     optimizer: OptimizerConfig = OptimizerConfig()
     parallel: TrainersConfig = TrainersConfig()

@@ -28,6 +28,7 @@ from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.check import Use
 from coati_rl.own_optimizer import check_own_functions
+from coati_rl.preflight.adapter import with_adapter
 from coati_rl.preflight.job_memory import check_run_memory, update_bytes
 from coati_rl.preflight.job_models import with_run_models
 from coati_rl.preflight.layout_choice import open_choices, with_run_choices
@@ -117,6 +118,7 @@ def prepare(
     """
     environment = environment or EnvironmentFacts()
     config, of_resume = with_former_settings(config)
+    config = with_adapter(config)
     load_estimator(config.algorithm.advantage_estimator)  # a user's own functions are tried before anything starts
     build_loss(config.algorithm)
     check_own_functions(config)

@@ -20,6 +20,7 @@ from coati_rl.data.mixing import Mixing
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.check import Use
 from coati_rl.own_optimizer import check_own_functions
+from coati_rl.preflight.adapter import with_adapter
 from coati_rl.preflight.job_memory import check_job_memory
 from coati_rl.preflight.job_models import with_dataset_models
 from coati_rl.preflight.layout_choice import open_choices, with_job_choices
@@ -87,6 +88,7 @@ def prepare_offline(
     Raises: ConfigError.
     """
     config, of_resume = with_former_settings(config)
+    config = with_adapter(config)
     check_own_functions(config)
     device, warnings = find_device(
         config,

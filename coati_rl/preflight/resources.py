@@ -10,6 +10,7 @@ from coati_rl.config.training import TrainingConfig
 from coati_rl.data.chat_template import now, set_chat_template, set_variables, writes_date
 from coati_rl.data.conversations import NO_OPTIONS
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.adapter_files import is_adapter
 from coati_rl.types import Device
 
 if TYPE_CHECKING:
@@ -77,6 +78,11 @@ def resolve_model(model: str, *, is_dry_run: bool, flag: str = "--model") -> Pat
     """
     directory = Path(model).expanduser()
     if directory.is_dir():
+        if is_adapter(directory):
+            raise ConfigError(
+                f"{flag} {model}: holds an adapter and not a model; give its base as {flag}, and the directory as "
+                "--adapter, or merge the two (coati-rl merge)"
+            )
         if not (directory / "config.json").is_file():
             raise ConfigError(f"{flag} {model}: the directory has no config.json; give a model in Hugging Face format")
         return directory.absolute()

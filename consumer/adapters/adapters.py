@@ -64,15 +64,12 @@ class Adapters:
         for parameter in kept.values():
             parameter.requires_grad_(True)
         self.layers = {name: by_name[f"{name}.weight"] for name in _targets(model, source.spec.targets)}
-        self.factor_infos = tuple(
-            each for name, info in self.layers.items() for each in _infos(name, info, source.spec.rank)
-        )
+        self.factor_infos = adapter_infos(model, infos, source.spec)
         self.infos = (*self.factor_infos, *(by_name[name] for name in kept))  # of all that is trained
-        start = None if source.directory is None else read_start(source.directory, self.infos)
+        start = {} if source.directory is None else read_start(source.directory, self.infos)
         self._full = {info.name: nn.Parameter(_initial(info, source.seed, start)) for info in self.factor_infos}
-        for name, parameter in kept.items() if start is not None else ():
-            with torch.no_grad():
-                parameter.data = start[name].to(parameter.dtype)
+        for name, parameter in kept.items() if start else ():
+            parameter.data = start[name].to(parameter.dtype)
         self.parameters: dict[str, nn.Parameter] = self._full | kept  # by name, until `attach`
 
     def as_peft(self, *, has_scalar_head: bool) -> dict[str, Any]:
@@ -90,7 +87,7 @@ class Adapters:
         for name, info in self.layers.items():
             if info.stage != layout.stage:
                 continue
-            linear = model.get_submodule(name)
+            linear: Any = model.get_submodule(name)
             for factor, cut in ((A, info.split_dim == 1), (B, info.split_dim == 0)):
                 parameter = self._full[f"{name}.{factor}.weight"]
                 if cut and layout.tp_group is not None:
@@ -125,7 +122,7 @@ class Adapters:
 
     @contextmanager
     def dropout(self, seed: str) -> Iterator[None]:
-        """Drop inputs of A by masks that `seed` alone decides, in forward and backward alike; no other random state moves."""
+        """Drop inputs of A by masks that `seed` alone decides; no other random state moves."""
         if self.source.spec.dropout == 0:
             yield
             return
@@ -168,6 +165,15 @@ class _Hook:
         return rows.view(output.shape)
 
 
+def adapter_infos(
+    model: PreTrainedModel, infos: Sequence[ParameterInfo], spec: AdapterSpec
+) -> tuple[ParameterInfo, ...]:
+    """Describe the factors of a whole model's adapters. `infos`: its own parameters. Raises: ConfigError."""
+    by_name = {info.name: info for info in infos}
+    targets = _targets(model, spec.targets)
+    return tuple(each for name in targets for each in _infos(name, by_name[f"{name}.weight"], spec.rank))
+
+
 def _targets(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
     """Return the names of the layers that are adapted, in order. Raises: ConfigError."""
     heads = {id(model.get_output_embeddings()), id(scalar_head(model))}
@@ -197,8 +203,8 @@ def _infos(name: str, weight: ParameterInfo, rank: int) -> tuple[ParameterInfo, 
     )
 
 
-def _initial(info: ParameterInfo, seed: int, start: Mapping[str, Tensor] | None) -> Tensor:
-    if start is not None:
+def _initial(info: ParameterInfo, seed: int, start: Mapping[str, Tensor]) -> Tensor:
+    if start:
         return start[info.name].float()
     if info.name.endswith(f"{B}.weight"):
         return torch.zeros(info.shape)
@@ -213,8 +219,25 @@ def _number(text: str) -> int:
 
 
 def read_start(directory: Path, infos: Sequence[ParameterInfo]) -> dict[str, Tensor]:
-    """Read an adapter's tensors by name. Raises: ConfigError unless they are those of `infos`."""
+    """Read an adapter's tensors by name. Raises: ConfigError unless they are those of `infos`, and finite."""
     where = f"adapter {directory}"
+    check_tensors(directory, where, infos)
+    with safe_open(directory / WEIGHTS_FILE, "pt") as file:
+        tensors = {key.removeprefix(PREFIX): file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, no mapping
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise ConfigError(f"{where}: {name} has values that are not finite")
+    return tensors
+
+
+def check_tensors(directory: Path, where: str, infos: Sequence[ParameterInfo]) -> None:
+    """Raise ConfigError unless an adapter's tensors have the names and shapes of `infos`.
+
+    Args:
+        directory: of the adapter.
+        where: flag and value, for messages.
+        infos: of the factors, and of what is trained beside them.
+    """
     found, expected = read_adapter(directory, where).shapes, {info.name: info.shape for info in infos}
     problems = [
         *(f"{name} is missing" for name in expected if name not in found),
@@ -230,9 +253,3 @@ def read_start(directory: Path, infos: Sequence[ParameterInfo]) -> dict[str, Ten
         raise ConfigError(
             f"{where}: does not fit the model, --lora-rank and --lora-targets: {'; '.join(problems[:_MAX_NAMED])}{more}"
         )
-    with safe_open(directory / WEIGHTS_FILE, "pt") as file:
-        tensors = {key.removeprefix(PREFIX): file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, no mapping
-    for name, tensor in tensors.items():
-        if not tensor.isfinite().all():
-            raise ConfigError(f"{where}: {name} has values that are not finite")
-    return tensors

@@ -10,10 +10,11 @@ import torch
 from coati_rl.config.training import TrainingConfig
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import Role
-from consumer.backend_config import BackendConfig, ModelSource
+from consumer.backend_config import BackendConfig, ModelSource, frozen, trained
 
 if TYPE_CHECKING:
     from consumer.backend import Backend
+    from consumer.models.scalar_head import ScalarHead
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +37,47 @@ class Trainer:
             "on_step": self.on_step,
             "timeline": self.timeline,
         }
+
+
+def trained_model(
+    config: TrainingConfig,
+    base: Path,
+    saved: Path | None,
+    *,
+    head: "ScalarHead | None" = None,
+    start: Path | None = None,
+) -> ModelSource:
+    """Return the source of a model that a job trains.
+
+    Args:
+        config: of the job.
+        base: the model at its start.
+        saved: where a checkpoint has it; None: the job starts.
+        head: in place of the LM head.
+        start: adapters that the job starts with; None: new ones.
+    """
+    if not config.lora.is_on:
+        return trained(saved or base, config.optimizer, head=head)
+    from consumer.adapters.adapters import AdapterSource  # imports transformers
+
+    adapters = AdapterSource(spec=config.lora.spec, base=str(base), seed=config.run.seed, directory=saved or start)
+    return trained(base, config.optimizer, head=head, adapters=adapters)
+
+
+def policy_source(config: TrainingConfig, directory: Path, head: "ScalarHead | None" = None) -> ModelSource:
+    """Return the source of the model that --model names. `directory`: its own, or a checkpoint's to go on from it."""
+    base = Path(config.model.model)
+    start = None if config.lora.adapter is None else Path(config.lora.adapter)
+    return trained_model(config, base, None if directory == base else directory, head=head, start=start)
+
+
+def start_model(config: TrainingConfig) -> ModelSource:
+    """Return the source of the policy at its start, frozen; with adapters it shares the policy's base."""
+    base = Path(config.model.model)
+    if not config.lora.is_on:
+        return frozen(base)
+    start = policy_source(config, base).adapters if config.lora.adapter is not None else None
+    return ModelSource(directory=base, shares="policy", adapters=start)
 
 
 def backend_config(config: TrainingConfig, models: Mapping[Role, ModelSource], *, dtype: str) -> BackendConfig:

@@ -11,9 +11,9 @@ from coati_rl.data.reward_samples import padding_token_id
 from coati_rl.preflight.resources import load_tokenizer
 from coati_rl.protocols import Role
 from coati_rl.work import EvaluateWork, ReferenceWork
-from consumer.backend_config import ModelSource, frozen, trained
+from consumer.backend_config import ModelSource, frozen
 from consumer.evaluation import Evaluator, score_samples
-from consumer.jobs.job import Trainer
+from consumer.jobs.job import Trainer, policy_source, start_model
 from consumer.objectives.objective import Objective
 from consumer.optim.learning_rate import learning_rate
 from consumer.train_loop import TrainLoop
@@ -36,9 +36,10 @@ def models(config: OfflineConfig, directory: Path) -> dict[Role, ModelSource]:
     head = None
     if config.HAS_SCALAR_HEAD:
         head = ScalarHead(seed=config.head_seed, pad_token_id=padding_token_id(_tokenizer(config)))
-    found: dict[Role, ModelSource] = {"policy": trained(directory, config.optimizer, head=head)}
+    found: dict[Role, ModelSource] = {"policy": policy_source(config, directory, head)}
     if config.uses_reference:
-        found["reference"] = frozen(Path(config.reference_model))
+        is_start = config.reference_model == config.model.model
+        found["reference"] = start_model(config) if is_start else frozen(Path(config.reference_model))
     if config.teacher is not None:
         found["teacher"] = frozen(Path(config.teacher))
     return found

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,8 @@ from coati_rl.data.reward_samples import padding_token_id
 from coati_rl.preflight.resources import load_tokenizer
 from coati_rl.protocols import Role, TrainerCoordinator
 from coati_rl.runtime.address import own_address
-from consumer.backend_config import ModelSource, frozen, trained
-from consumer.jobs.job import Trainer
+from consumer.backend_config import ModelSource, frozen
+from consumer.jobs.job import Trainer, policy_source, start_model, trained_model
 from consumer.objectives.run_objective import make_coefficients, policy_gradient
 from consumer.optim.learning_rate import learning_rate
 from consumer.train_loop import TrainLoop
@@ -25,30 +26,26 @@ if TYPE_CHECKING:
 
 def models(config: Config, directory: Path) -> dict[Role, ModelSource]:
     """Return a trainer's models by role. `directory`: the policy's; a checkpoint's to go on from it."""
-    found: dict[Role, ModelSource] = {"policy": trained(directory, config.optimizer)}
+    found: dict[Role, ModelSource] = {"policy": policy_source(config, directory)}
     if config.algorithm.has_critic:
-        found["value"] = trained(_critic_dir(config, directory), config.optimizer, head=_critic_head(config))
+        saved = role_directory(directory, "value")
+        start = Path(config.critic.critic_model or config.model.model)
+        found["value"] = trained_model(config, start, saved if saved.is_dir() else None, head=_critic_head(config))
     if config.algorithm.kl_coeff > 0:
         found["reference"] = _reference(config, directory)
     if config.distillation.teacher is not None:
         found["teacher"] = frozen(Path(config.distillation.teacher))
     if "old" in policy_gradient(config.with_gap_correction()).roles:
-        found["old"] = frozen(directory)
+        found["old"] = replace(start_model(config), adapters=None) if config.lora.is_on else frozen(directory)
     return found
 
 
 def _reference(config: Config, directory: Path) -> ModelSource:
     """Return the start model; one that moves is in the checkpoint, if that is of a run in which it did."""
     if config.control.reference_moves is None:
-        return frozen(Path(config.model.model))
+        return start_model(config)
     saved = role_directory(directory, "reference")
     return ModelSource(directory=saved if saved.is_dir() else Path(config.model.model), is_saved=True)
-
-
-def _critic_dir(config: Config, directory: Path) -> Path:
-    """Return the critic's directory: in the checkpoint, if it has one."""
-    saved = role_directory(directory, "value")
-    return saved if saved.is_dir() else Path(config.critic.critic_model or config.model.model)
 
 
 def _critic_head(config: Config) -> "ScalarHead":

@@ -22,7 +22,6 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from consumer.adapters.adapters import Adapters
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, policy_forward
 from consumer.models.scalar_head import scalar_head
 from consumer.parallel.layout import Layout
@@ -56,15 +55,15 @@ class FullyShardedParallelism:
         model: PreTrainedModel,
         infos: Sequence[ParameterInfo],
         optimizer: torch.optim.Optimizer | None,
-        adapters: Adapters | None = None,
+        attach: Callable[[nn.Module], None] | None = None,
     ) -> "FullyShardedModel":
         """See `Parallelism`. Neither host nor device gets a copy of a whole parameter: only this rank's rows are read.
 
         The masters are what the files hold, already rounded to the model's precision as in every layout.
         """
         model.forward = policy_forward.__get__(model)
-        if adapters is not None:
-            adapters.attach(model, self.layout)
+        if attach is not None:
+            attach(model)
         policy = MixedPrecisionPolicy(
             param_dtype=DTYPES[self._precision],
             reduce_dtype=torch.float32,

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coati_rl.algorithms.sums import merge_sums
-from consumer.adapters.adapters import Adapters
 from consumer.models.loading import convert
 from consumer.models.policy_model import HeadWeights, PolicyInput, Precision
 from consumer.parallel.colossal_compat import Booster, HybridParallelModule, HybridParallelPlugin
@@ -75,11 +74,11 @@ class HybridParallelism:
         model: PreTrainedModel,
         infos: Sequence[ParameterInfo],
         optimizer: torch.optim.Optimizer | None,
-        adapters: Adapters | None = None,
+        attach: Callable[[nn.Module], None] | None = None,
     ) -> "HybridModel":
         """See `Parallelism`."""
         with timeout_of_new_groups(self._timeout_s), collective("shard the model"):
-            wrapped, boosted = self._wrap(model, optimizer, adapters)
+            wrapped, boosted = self._wrap(model, optimizer, attach)
             if optimizer is not None:
                 accumulate_in_float32(model)
             return HybridModel(
@@ -129,7 +128,10 @@ class HybridParallelism:
                 dist.broadcast(data, src=0, group=self.layout.pp_group)
 
     def _wrap(
-        self, model: PreTrainedModel, optimizer: torch.optim.Optimizer | None, adapters: Adapters | None
+        self,
+        model: PreTrainedModel,
+        optimizer: torch.optim.Optimizer | None,
+        attach: Callable[[nn.Module], None] | None,
     ) -> tuple[Any, Any]:
         plugin = self._plugin
         with _buffers_kept(model):
@@ -146,8 +148,8 @@ class HybridParallelism:
                 ddp_config={},
                 custom_policy=DecoderPolicy(),
             )
-            if adapters is not None:
-                adapters.attach(model, self.layout)
+            if attach is not None:
+                attach(model)
             convert(model)
             module.require_grad_sync = False
             module.convert_fn = None  # hidden states of the stage before have the right dtype, float32 where asked for

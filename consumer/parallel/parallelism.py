@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coati_rl.algorithms.sums import merge_sums
-from consumer.adapters.adapters import Adapters
 from consumer.models.policy_model import HeadWeights, PolicyInput
 from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import ParameterInfo
@@ -110,7 +109,7 @@ class Parallelism(Protocol):
         model: PreTrainedModel,
         infos: Sequence[ParameterInfo],
         optimizer: torch.optim.Optimizer | None,
-        adapters: Adapters | None = None,
+        attach: Callable[[nn.Module], None] | None = None,
     ) -> ShardedModel:
         """Shard a model that is on the CPU; no device ever holds the full model.
 
@@ -119,7 +118,7 @@ class Parallelism(Protocol):
             infos: its parameters, the adapters' among them.
             optimizer: over the parameters that are trained, afterwards over this rank's masters; None: the model is
                 frozen.
-            adapters: to be attached to its layers; None: it has none.
+            attach: adds adapters to this rank's part of the model; None: it has none.
         """
 
     def num_micro_batches(self, wanted: int) -> int:

@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from consumer.adapters.adapters import Adapters
 from consumer.models.loading import convert
 from consumer.models.policy_model import HeadWeights, PolicyInput, policy_forward
 from consumer.parallel.gradient_reduction import GradientReducer, accumulate_in_float32
@@ -32,12 +31,12 @@ class SingleProcess:
         model: PreTrainedModel,
         infos: Sequence[ParameterInfo],
         optimizer: torch.optim.Optimizer | None,
-        adapters: Adapters | None = None,
+        attach: Callable[[nn.Module], None] | None = None,
     ) -> "WholeModel":
         """Move the model to the device."""
         model.to(self.device)
-        if adapters is not None:
-            adapters.attach(model, self.layout)
+        if attach is not None:
+            attach(model)
         convert(model)
         return WholeModel(model, infos, optimizer)
 

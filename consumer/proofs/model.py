@@ -4,6 +4,8 @@ from pathlib import Path
 
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.training import TrainingConfig
+from coati_rl.model_files.config import read_config
+from consumer.adapters.check import check_adapters
 from consumer.proofs.layout import check_layout_runs
 from consumer.proofs.samples import packed_difference
 
@@ -18,6 +20,8 @@ def try_model(config: TrainingConfig, directory: Path, *, flag: str) -> float:
     Raises: ConfigError if the job cannot compute its samples right, or not in its layout.
     """
     name, parallel = f"{flag} {directory}", config.parallel
+    if flag == "--model":
+        check_adapters(config, read_config(directory, name))
     difference = packed_difference(
         directory,
         name=name,

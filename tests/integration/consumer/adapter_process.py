@@ -1,4 +1,4 @@
-"""Run a trainer of adapters that takes two steps, with a checkpoint between them from which it takes the second again."""
+"""Run a trainer of adapters that takes two steps, the second once more from a checkpoint between them."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -7,16 +7,14 @@ policy before an update has the same base, too.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from consumer.adapters.adapters import read_start
 from consumer.models.policy_model import HeadWeights, PolicyInput
-
-if TYPE_CHECKING:
-    from consumer.role_models import RoleModel
+from consumer.role_models import RoleModel
 
 
 class AdapterView:
@@ -24,7 +22,7 @@ class AdapterView:
 
     torch_optimizer: Any = None
 
-    def __init__(self, model: "RoleModel", directory: Path | None) -> None:
+    def __init__(self, model: RoleModel, directory: Path | None) -> None:
         """Take the trained model, and the directory of the adapters to compute with; None: with none of them."""
         if model.adapters is None:
             raise ValueError(f"the {model.role} model has no adapters")
@@ -46,7 +44,7 @@ class AdapterView:
         """Return the LM head's weights, which are not trained; see `RoleModel.head_weights`."""
         return self._model.head_weights()
 
-    def move_to(self, other: "RoleModel") -> None:
+    def move_to(self, other: RoleModel) -> None:
         """Take the adapters of the model that is trained as they are; not collective."""
         self._own = {name: part.detach().clone() for name, part in other.parameters.trained.items()}
 

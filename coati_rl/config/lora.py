@@ -1,0 +1,71 @@
+"""Set the low-rank adapters that are trained in place of a model's weights."""
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import field_validator
+
+from coati_rl.config.fields import Section, experiment
+
+if TYPE_CHECKING:
+    from coati_rl.model_files.adapter_files import AdapterSpec
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (LoRA), which are trained in place of the model's weights."""
+
+    lora_rank: int | None = experiment(
+        None, "Train adapters of this rank, with the model's weights as they are; None: the weights are trained.", ge=1
+    )
+    lora_alpha: float | None = experiment(
+        None, "An adapter's product is scaled by ALPHA / rank; default: twice the rank.", metavar="ALPHA", gt=0
+    )
+    lora_targets: tuple[str, ...] = experiment(
+        ("all-linear",),
+        "Linear layers with an adapter, by the last parts of their names, such as q_proj,v_proj; all-linear: all but "
+        "the head.",
+        metavar="NAME,...",
+    )
+    lora_dropout: float = experiment(
+        0.0,
+        "Share of an adapter's inputs that is dropped in training; then log-probabilities that are trained are not "
+        "those that are scored or sampled.",
+        ge=0,
+        lt=1,
+    )
+    use_rslora: bool = experiment(False, "Scale an adapter's product by ALPHA / sqrt(rank) (rsLoRA).")
+    adapter: str | None = experiment(
+        None,
+        "Adapter to begin with, in PEFT's format: a checkpoint of a run with --lora-rank, for example. It has its "
+        "rank, scale and layers.",
+        metavar="DIRECTORY",
+    )
+
+    @field_validator("lora_targets", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        names = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+        if not names or not all(isinstance(name, str) and name.strip() == name and name for name in names):
+            raise ValueError("give names of layers, like q_proj,v_proj, or all-linear")
+        if "all-linear" in names and len(names) > 1:
+            raise ValueError("all-linear has every layer; leave the other names out")
+        return names
+
+    @property
+    def is_on(self) -> bool:
+        """Whether adapters are trained."""
+        return self.lora_rank is not None or self.adapter is not None
+
+    @property
+    def spec(self) -> "AdapterSpec":
+        """Return what adapters are trained; those of --adapter must have been read."""
+        from coati_rl.model_files.adapter_files import AdapterSpec  # imports torch
+
+        if self.lora_rank is None:
+            raise ValueError("without --lora-rank there are no adapters")
+        return AdapterSpec(
+            rank=self.lora_rank,
+            alpha=2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha,
+            targets=tuple(sorted(self.lora_targets)),
+            dropout=self.lora_dropout,
+            is_rank_stabilised=self.use_rslora,
+        )

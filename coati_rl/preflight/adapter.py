@@ -1,0 +1,34 @@
+"""Read the adapter of --adapter, which decides rank, scale and layers."""
+
+from pathlib import Path
+from typing import TypeVar
+
+from coati_rl.checkpoint.saved_adapter import adapter_fields
+from coati_rl.config.fields import shown, spelling
+from coati_rl.config.lora import LoraConfig
+from coati_rl.config.training import TrainingConfig
+from coati_rl.errors import ConfigError
+from coati_rl.model_files.adapter_files import read_adapter
+
+Job = TypeVar("Job", bound=TrainingConfig)
+
+
+def with_adapter(config: Job) -> Job:
+    """Return the config with the rank, scale and layers of --adapter, if it is given.
+
+    Raises: ConfigError if it cannot be read, or flags say something else.
+    """
+    lora = config.lora
+    if lora.adapter is None:
+        return config
+    directory = Path(lora.adapter).expanduser().absolute()
+    where = f"--adapter {lora.adapter}"
+    values = adapter_fields(read_adapter(directory, where).spec)
+    others = [
+        f"{spelling(name, LoraConfig.model_fields[name])} {shown(getattr(lora, name))}, and it has {shown(value)}"
+        for name, value in values.items()
+        if name in lora.model_fields_set and getattr(lora, name) not in (None, value)
+    ]
+    if others:
+        raise ConfigError(f"{where}: {'; '.join(others)}; leave the flag out, or start a new adapter without --adapter")
+    return config.with_changes(adapter=str(directory), **values)

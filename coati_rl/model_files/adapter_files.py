@@ -44,7 +44,7 @@ class AdapterSpec:
 
     rank: int
     alpha: float
-    targets: tuple[str, ...]  # last parts of layers' names, or ("all-linear",)
+    targets: tuple[str, ...]  # layers' names or what these end with, as in PEFT; or ("all-linear",)
     dropout: float = 0.0  # of the input of A, in training
     is_rank_stabilised: bool = False  # rsLoRA, arXiv:2312.03732
     saved_modules: tuple[str, ...] = ()  # trained in full beside the adapters (PEFT's modules_to_save)
@@ -60,7 +60,7 @@ class AdapterSpec:
         Args:
             base: directory or hub id of the model that the adapters are of.
             has_scalar_head: of the model.
-            targets: last parts of the names of all adapted layers.
+            targets: names of the adapted layers, or what these end with.
         """
         return {
             "peft_type": "LORA",

@@ -74,8 +74,10 @@ class Adapters:
 
     def as_peft(self, *, has_scalar_head: bool) -> dict[str, Any]:
         """Return the contents of PEFT's adapter_config.json."""
-        targets = tuple({name.rpartition(".")[2] for name in self.layers})
-        return self.source.spec.as_peft(base=self.source.base, has_scalar_head=has_scalar_head, targets=targets)
+        spec = self.source.spec
+        layers = {name.rpartition(".")[2] for name in self.layers}
+        targets = tuple(layers) if spec.targets == (ALL_LINEAR,) else spec.targets
+        return spec.as_peft(base=self.source.base, has_scalar_head=has_scalar_head, targets=targets)
 
     def attach(self, model: nn.Module, layout: Layout) -> None:
         """Add this rank's part of the factors to its layers; they stay the parameters that they were.
@@ -182,15 +184,16 @@ def _targets(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
     ]
     if tuple(targets) == (ALL_LINEAR,):
         return linear
-    wanted = set(targets)
-    found = [name for name in linear if name.rpartition(".")[2] in wanted]
-    if missing := wanted - {name.rpartition(".")[2] for name in found}:
+    of_target = {target: [name for name in linear if f".{name}".endswith(f".{target}")] for target in targets}
+    if missing := [target for target, names in of_target.items() if not names]:
         known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+        more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
         raise ConfigError(
-            f"--lora-targets {','.join(targets)}: {', '.join(sorted(missing))} is no linear layer of "
-            f"{type(model).__name__} that takes an adapter; it has {known}"
+            f"--lora-targets {','.join(missing[:_MAX_NAMED])}{more}: no linear layer of {type(model).__name__} that "
+            f"takes an adapter; it has {known}"
         )
-    return found
+    found = {name for names in of_target.values() for name in names}
+    return [name for name in linear if name in found]
 
 
 def _infos(name: str, weight: ParameterInfo, rank: int) -> tuple[ParameterInfo, ParameterInfo]:

@@ -1,6 +1,6 @@
 """Measure supervised fine-tuning with packing in tokens/s: the trainers' backend against TRL's SFTTrainer.
 
-    python scripts/bench/sft.py [--model DIR] [--rounds 5] [--json FILE]
+    python scripts/bench/sft.py [--model DIR] [--lora-rank R] [--rounds 5] [--json FILE]
 
 Both train all samples of one dataset once a round, in turns, in one process with one thread: float32, AdamW, whole
 optimizer steps of about `--step-tokens` tokens, and rows of at most `--row-tokens`, in which samples do not attend to
@@ -30,8 +30,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, PrinterC
 
 from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.data.packing import build_mini_batch
+from coati_rl.model_files.adapter_files import ALL_LINEAR, AdapterSpec
 from coati_rl.samples import Sample
 from coati_rl.work import TrainWork
+from consumer.adapters.adapters import AdapterSource
 from consumer.backend import Backend
 from consumer.backend_config import BackendConfig, trained
 from consumer.objectives.cross_entropy import CrossEntropy
@@ -47,6 +49,7 @@ FLAGS = {
     "row_tokens": (1024, "tokens of a packed row at most"),
     "step_tokens": (4096, "tokens of an optimizer step, about"),
     "rounds": (5, "timed passes over the dataset of each side"),
+    "lora_rank": (0, "rank of adapters on all linear layers, which are trained in place of the weights (TRL: PEFT)"),
     "hidden": (256, "hidden size of the random model, where --model is not given"),
     "layers": (4, "its decoder layers"),
     "vocab": (8192, "its vocabulary"),
@@ -79,7 +82,9 @@ class Ours:
     """Train with the trainers' backend."""
 
     def __init__(self, directory: Path, samples: list[Sample], arguments: argparse.Namespace) -> None:
-        config = BackendConfig(models={"policy": trained(directory)})
+        spec = AdapterSpec(rank=arguments.lora_rank, alpha=2.0 * arguments.lora_rank, targets=(ALL_LINEAR,))
+        adapters = AdapterSource(spec=spec, base=str(directory)) if arguments.lora_rank else None
+        config = BackendConfig(models={"policy": trained(directory, adapters=adapters)})
         self._backend = Backend(config, SingleProcess(device=torch.device("cpu")))
         self._step = TrainStep(self._backend, CrossEntropy(), learning_rate=LearningRate(peak=LEARNING_RATE))
         mean_length = sum(len(sample) for sample in samples) / len(samples)
@@ -141,8 +146,17 @@ class Theirs:
         }
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
         tokenizer = PreTrainedTokenizerFast.from_pretrained(_with_tokenizer(directory, scratch))
+        adapters = None
+        if rank := arguments.lora_rank:
+            from peft import LoraConfig
+
+            adapters = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=ALL_LINEAR, task_type="CAUSAL_LM")
         self._trainer = SFTTrainer(
-            model=model, args=config, train_dataset=Dataset.from_dict(rows), processing_class=tokenizer
+            model=model,
+            args=config,
+            train_dataset=Dataset.from_dict(rows),
+            processing_class=tokenizer,
+            peft_config=adapters,
         )
         self._trainer.remove_callback(PrinterCallback)
         self._tokens = sum(len(row) for row in self._trainer.train_dataset["input_ids"])

@@ -44,6 +44,12 @@ def first_gradient(trace):
     return {name: gradient.tolist() for name, gradient in trace.gradients[0].items()}
 
 
+def trained(trace):
+    """Return the kinds of parameters that have a gradient."""
+    kinds = {name.split(".")[-2] for name in trace.gradients[0]}
+    return kinds if kinds <= {"lora_A", "lora_B"} else {"weight"}
+
+
 def gradient_norm_after_clipping(trace):
     return round(max(sum(float(g.square().sum()) for g in step.values()) ** 0.5 for step in trace.gradients), 6)
 

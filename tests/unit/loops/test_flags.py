@@ -40,6 +40,7 @@ from tests.unit.loops.flag_rows import (
     rates,
     sampled,
     sampling,
+    trained,
     weights,
 )
 
@@ -59,6 +60,7 @@ PUNISHED = {"soft_over_length_punishment": True}
 VESPO, KL_COV = {"algo": "VESPO", "old_logprobs": "trainer"}, {"token_selection": "kl_cov"}
 ADAPTIVE_KL, ADAPTIVE_ENTROPY = {"kl_controller": "adaptive"}, {"entropy_target": 50.0, "entropy_coeff": 0.001}
 PPO, SAPO = {"algo": "PPO"}, {"algo": "SAPO", "old_logprobs": "engine"}
+LORA = {"lora_rank": 2}
 TAUGHT = {"teacher": "<model>", "old_logprobs": "trainer"}  # the scripted engine's would be clipped
 
 IN_RUNS = {
@@ -67,6 +69,12 @@ IN_RUNS = {
     "model": Row("<model>", weights),
     "checkpoint_path": Row("<checkpoint>", lambda t: [s["step"] for s in t.steps], [1, 2, 3, 4], [3, 4]),
     "precision": Row("bf16", lambda t: str(t.weights["model.norm.weight"].dtype), "torch.float32", "torch.bfloat16"),
+    "lora_rank": Row(2, trained, {"weight"}, {"lora_A", "lora_B"}),
+    "lora_alpha": Row(64.0, weights, base=LORA),
+    "lora_targets": Row(("q_proj",), lambda t: len(t.gradients[0]), ..., 2 * 1, base=LORA),
+    "lora_dropout": Row(0.5, first_gradient, base=LORA),
+    "use_rslora": Row(True, weights, base=LORA),
+    "adapter": Row("<adapter>", first_gradient, base=LORA),
     "dataset": Row("<other>", lambda t: {g.prompt.text[:5] for g in t.groups}, {"train"}, {"other"}),
     "eval_dataset": Row({"b": "<math>"}, lambda t: {e["task"] for e in t.of("evaluation")}, {"math"}, {"b"}, MATH),
     "max_samples": Row(4, prompts, [*range(10, 18)], [*range(10, 14)]),
@@ -227,6 +235,8 @@ def run_once(run_in_threads, make_model_dir, write_prompts, tmp_path_factory):
             return {key: fill(inner, tmp) for key, inner in value.items()}
         if value == "<model>":
             return str(make_model_dir(1))
+        if value == "<adapter>":
+            return str(run({**LORA, "save_interval": 2}, {}).paths.checkpoints / "step-2")
         if value == "<checkpoint>":
             return str(run({"save_interval": 2}, {}).paths.checkpoints / "step-2")
         if isinstance(value, str) and value.startswith("<tmp>"):

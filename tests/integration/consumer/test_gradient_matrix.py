@@ -3,6 +3,10 @@
 import itertools
 from typing import Any
 
+from coati_rl.algorithms.loss import PolicyLoss
+from coati_rl.build import build_loss
+from coati_rl.config import Config
+from coati_rl.config.presets import PRESETS
 from tests.integration.consumer.conftest import LAYOUTS
 from tests.integration.consumer.gradient_matrix import (
     MODELS,
@@ -64,6 +68,19 @@ def test_every_loss_meets_every_value_of_every_axis() -> None:
         met = [axes_of(run, trial) for run, trial in TRIALS if trial.loss == loss and trial.model in MODELS]
         for axis, values in VALUES.items():
             assert {axes[axis] for axes in met} == {*values}, (loss, axis)
+
+
+def test_the_loss_of_every_preset_is_made_of_what_rows_have() -> None:
+    """REMAX's is RLOO's and OPO's; their advantages, from rewards on: unit/algorithms/test_whole_presets.py."""
+    rows = [(row, row.loss) for row in LOSSES.values() if isinstance(row.loss, PolicyLoss)]
+    forms = {(loss.policy_loss, loss.ratio_level) for _, loss in rows}
+    estimators = {loss.kl_estimator for _, loss in rows if loss.kl_coeff}
+    for algo in PRESETS:
+        algorithm = Config(algo=algo).algorithm
+        loss = build_loss(algorithm)
+        assert (loss.policy_loss, loss.ratio_level) in forms, algo
+        assert not loss.kl_coeff or loss.kl_estimator in estimators, algo
+        assert algorithm.loss_variation in {row.aggregation for row, _ in rows}, algo
 
 
 def test_every_loss_is_in_the_layouts_that_stand_for_the_others() -> None:

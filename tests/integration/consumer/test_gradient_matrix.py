@@ -111,7 +111,7 @@ def test_every_layout_in_every_precision_has_the_clip_with_every_kind_of_model_a
         for axis, values in CUT_AXES.items():
             assert {getattr(trial.cut, axis) for trial in trials} == {*values}, (run, axis)
     ways = {(t.cut.size, t.cut.packed, t.cut.shared) for _, t in TRIALS if t.loss == FIRST_LOSS and t.model in MODELS}
-    assert ways == {*WAYS}
+    assert ways == {*itertools.chain(*WAYS)}
 
 
 def test_any_two_axes_meet_in_all_their_values() -> None:
@@ -133,8 +133,8 @@ def test_other_architectures_meet_every_kind_of_cut_in_stages_of_uneven_length()
             assert {getattr(cut, axis) for cut in cuts} == {*values}, (model, axis)
 
 
-def test_all_is_the_whole_product_and_the_fast_choice_about_a_third_of_it() -> None:
+def test_all_is_the_whole_product_and_the_fast_choice_about_a_fifth_of_it() -> None:
     for run in RUNS:
         assert {*trials_of(run, is_all=True)} == {*whole_product(run), *trials_of(run, is_all=False)}
     assert sum(len(whole_product(run)) for run in RUNS) == 1112 + len(PREFERENCES) * len(RUNS)
-    assert len(TRIALS) <= 317
+    assert len(TRIALS) <= 267

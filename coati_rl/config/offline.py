@@ -16,6 +16,7 @@ class OfflineConfig(TrainingConfig):
     OBJECTIVE: ClassVar[str]  # "module:function" from this configuration and a function that loads the tokenizer
     UNIT: ClassVar[int] = 1  # samples that a row makes, which are compared in the loss
     HAS_SCALAR_HEAD: ClassVar[bool] = False  # the trained model's, in place of the LM head
+    VALUES_TOKENS: ClassVar[bool] = False  # reads that head at each token, as a critic; else once a sample
 
     data: OfflineDataConfig = OfflineDataConfig()
 

@@ -13,16 +13,18 @@ from typing import Any, Literal
 import torch
 
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.classifiers import SCORE, auto_class_of, check_one_label, kind_of
 from coati_rl.model_files.config import DEQUANTIZED, quantization_method, read_config
 from coati_rl.model_files.names import compare
 from coati_rl.model_files.saving import read_generation, try_to_save
 from coati_rl.model_files.stored import StoredTensor, read_stored
 from coati_rl.model_files.values import HEAD, check_stored_values, has_own_head
 
-# trained: by trainers, who save it; scored: by trainers, frozen; sampled: by an engine; rated: with a scalar head.
-Use = Literal["trained", "scored", "sampled", "rated"]
+# trained: by trainers, who save it; scored: by trainers, frozen; sampled: by an engine; with a scalar head that is read
+# rated: once a sample, valued: at each token.
+Use = Literal["trained", "scored", "sampled", "rated", "valued"]
 
-_BIAS = "score.bias"  # of a classifier of tokens
+_SCALAR: frozenset[Use] = frozenset({"rated", "valued"})
 _PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ENGINE_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -67,7 +69,7 @@ def _check(
     check_stored_values(stored, where)
     read_generation(directory, where)
     warnings = try_to_save(directory, config, where) if "trained" in uses else []
-    reads_tied_head = "rated" not in uses and getattr(config.get_text_config(), "tie_word_embeddings", False)
+    reads_tied_head = not uses & _SCALAR and getattr(config.get_text_config(), "tie_word_embeddings", False)
     is_own = reads_tied_head and has_own_head(stored, _PRECISIONS.get(precision or ""), where)
     if is_own:
         warnings.append(
@@ -114,18 +116,17 @@ def _check_for_engine(stored: Mapping[str, StoredTensor], uses: frozenset[Use], 
 
 def _check_names(config: Any, stored: Mapping[str, StoredTensor], uses: frozenset[Use], where: str) -> None:
     """Raise ConfigError if names or shapes differ from those of the architecture that reads the files."""
-    is_classifier = "rated" in uses and is_sequence_classifier(config)
-    if "rated" in uses:
+    has_scalar_head = bool(uses & _SCALAR)
+    kind = kind_of(config, stored) if has_scalar_head else None
+    if has_scalar_head:
         check_one_label(config, where)
-        if _BIAS in stored:
-            raise ConfigError(
-                f"{where}: has a {_BIAS}, and a head of one value has none here; use a sequence classifier with one "
-                "label, a directory of coati-rl rm, or the language model that it was made from"
-            )
+    if kind == "tokens":
+        _check_values_of_tokens(stored, uses, where)
+        config.num_labels = 1  # two where config.json names no classifier
     if uses == {"sampled"}:
         build = _class_of_engine(config, stored)
     else:
-        build = _class_of_trainer(config, has_scalar_head="rated" in uses)
+        build = _class_of_trainer(config, auto_class_of(kind) if has_scalar_head else None)
         if build is None:
             raise ConfigError(f"{where}: config.json: transformers has no causal language model {config.model_type}")
     if build is None or (quantization_method(config) not in {None, *DEQUANTIZED}):
@@ -135,25 +136,22 @@ def _check_names(config: Any, stored: Mapping[str, StoredTensor], uses: frozense
             build,
             config,
             {name: each.meta for name, each in stored.items()},
-            has_new_head="rated" in uses and not is_classifier,
+            has_new_head=has_scalar_head and kind is None,
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
     differences.check(where)
 
 
-def check_one_label(config: Any, where: str) -> None:
-    """Raise ConfigError for a classifier of several labels, whose head gives no single value."""
-    if is_sequence_classifier(config) and config.num_labels != 1:
+def _check_values_of_tokens(stored: Mapping[str, StoredTensor], uses: frozenset[Use], where: str) -> None:
+    """Raise ConfigError for a classifier of tokens as a reward model, or with a head of another name."""
+    if "rated" in uses:
         raise ConfigError(
-            f"{where} is a classifier with {config.num_labels} labels, and a reward model or critic has one; "
-            "use one of these, or the language model it was made from"
+            f"{where}: is a classifier of tokens, and a reward model is one of sequences, without a bias; use such a "
+            "classifier with one label, a directory of coati-rl rm, or the language model that it was made from"
         )
-
-
-def is_sequence_classifier(config: Any) -> bool:
-    """Return True if config.json names a model with a head of one value a label."""
-    return any("SequenceClassification" in str(name) for name in config.architectures or ())
+    if SCORE not in stored:
+        raise ConfigError(f"{where}: is a classifier of tokens, and its files lack {SCORE}, the head that is read here")
 
 
 def _class_of_engine(config: Any, stored: Mapping[str, StoredTensor]) -> Callable[[Any], Any] | None:
@@ -165,9 +163,9 @@ def _class_of_engine(config: Any, stored: Mapping[str, StoredTensor]) -> Callabl
     return named._from_config if named is not None and is_standard else None
 
 
-def _class_of_trainer(config: Any, *, has_scalar_head: bool) -> Callable[[Any], Any] | None:
-    """Return what builds the model as trainers do; None if transformers has none."""
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+def _class_of_trainer(config: Any, of_scalar_head: Any | None) -> Callable[[Any], Any] | None:
+    """Return what builds the model as trainers do, with an LM head or a class of scalar head; None without one."""
+    from transformers import AutoModelForCausalLM
 
-    auto: Any = AutoModelForSequenceClassification if has_scalar_head else AutoModelForCausalLM
+    auto: Any = of_scalar_head or AutoModelForCausalLM
     return auto.from_config if type(config) in auto._model_mapping else None

@@ -33,5 +33,5 @@ def with_critic(
         check_positions(config, its_config, other=f"{flag} {named}")
         check_layout(config, its_config, f"{flag} {named}")
         config = config.with_changes(critic_model=str(directory))
-    _, warnings = checked_model_config(directory, "rated", flag=flag, is_dry_run=is_dry_run)
+    _, warnings = checked_model_config(directory, "valued", flag=flag, is_dry_run=is_dry_run)
     return config, warnings

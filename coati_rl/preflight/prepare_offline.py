@@ -169,7 +169,8 @@ def _with_model(
     config = with_offline_defaults(config, device)
     config, chosen = with_job_choices(config, hf_config, device, given=given, check_layout=check_layout)
     check_layout(config, hf_config)
-    uses: tuple[Use, ...] = ("trained", "rated") if config.HAS_SCALAR_HEAD else ("trained",)
+    of_head: Use = "valued" if config.VALUES_TOKENS else "rated"
+    uses: tuple[Use, ...] = ("trained", of_head) if config.HAS_SCALAR_HEAD else ("trained",)
     precision = resolve_precision(config, device)
     hf_config, of_files = checked_model_config(directory, *uses, precision=precision, is_dry_run=is_dry_run)
     config, tokenizer, of_models = with_dataset_models(

@@ -1,8 +1,9 @@
 """Give a decoder a head of one output per token: a reward model's score, or a critic's value.
 
 The module is transformers' `AutoModelForSequenceClassification` with one label: the decoder, then a linear layer
-`score`. transformers reads the score at the last token that is not `config.pad_token_id`; here the loss arrays say
-where (`sources`), so that one row can hold several samples and a sample several values. The layer is replicated over
+`score`; or, of a directory that holds one, `AutoModelForTokenClassification`, whose `score` has a bias. transformers
+reads a sequence's score at the last token that is not `config.pad_token_id`; here the loss arrays say where
+(`sources`), so that one row can hold several samples and a sample several values. The layer is replicated over
 tensor-parallel ranks, which all have the same hidden states, and is on the last pipeline stage.
 
 R rows, L tokens per row, M loss tokens per row, H hidden size.
@@ -15,16 +16,16 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import PreTrainedModel
 
 from coati_rl.errors import ConfigError
-from coati_rl.model_files.check import check_one_label, is_sequence_classifier
+from coati_rl.model_files.classifiers import SCORE, auto_class_of, check_one_label, kind_of
 from coati_rl.model_files.config import read_config
 from coati_rl.model_files.quiet import no_load_report
+from coati_rl.model_files.stored import read_stored
 from consumer.models.loading import prepare, read_model
 
-_NAME = "score"  # of the layer in transformers' decoders
-_WEIGHT = f"{_NAME}.weight"
+_NAME = SCORE.removesuffix(".weight")  # of the layer in transformers' decoders
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,29 +64,26 @@ def load_scalar(
     """Load a decoder with a scalar head without running any code from the model directory.
 
     From a language model's directory the head is new, drawn from N(0, 1 / (H + 1)) by its seed alone, so that it is the
-    same on every rank (arXiv:2009.01325), or 0. From a sequence classifier's it is the saved one. Dtypes: `read_model`.
+    same on every rank (arXiv:2009.01325), or 0. From a classifier's, of sequences or of tokens, it is the saved one,
+    and a checkpoint is of the same class. Dtypes: `read_model`.
 
-    Raises: ConfigError if the directory cannot be read, its classifier has several labels, or its architecture has no
-        classifier of this form.
+    Raises: ConfigError if the directory cannot be read, its classifier has several labels or lacks a part of its head,
+        or its architecture has no classifier of this form.
     """
     where = f"--model {model_dir}"
     config = read_config(model_dir, where)
     check_one_label(config, where)
-    is_classifier = is_sequence_classifier(config)
+    kind = kind_of(config, read_stored(model_dir, where))
     config.num_labels = 1
     text_config = config.get_text_config()
     text_config.pad_token_id = _pad_token_id(model_dir, text_config, head)
     with no_load_report():  # the LM head is unused and the score layer new; both are intended
-        model, missing = read_model(
-            AutoModelForSequenceClassification, model_dir, config, dtype=dtype, has_new_head=True
-        )
+        model, missing = read_model(auto_class_of(kind), model_dir, config, dtype=dtype, has_new_head=kind is None)
     layer = scalar_head(model)
-    if layer is None or missing - {_WEIGHT}:
-        lacks = ", ".join(sorted(missing - {_WEIGHT})) or f"a linear layer {_NAME}"
+    if layer is None or missing - {SCORE}:
+        lacks = ", ".join(sorted(missing - {SCORE})) or f"a linear layer {_NAME}"
         raise ConfigError(f"--model {model_dir}: {type(model).__name__} lacks {lacks}, which a reward model needs")
     if missing:
-        if is_classifier:
-            raise ConfigError(f"--model {model_dir} is a classifier without {_WEIGHT}; its files are incomplete")
         _initialise(layer, head.seed)
     return prepare(model, gradient_checkpointing=gradient_checkpointing)
 

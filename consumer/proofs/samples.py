@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from coati_rl.batch import MicroBatch
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.classifiers import auto_class_of, kind_of
 from coati_rl.model_files.config import read_config
 from coati_rl.preflight.tiny_model import FIRST_TOKEN, tiny_model
 from consumer.models import packed_attention
@@ -206,7 +207,7 @@ def tried_model(directory: Path, name: str, *, has_scalar_head: bool) -> PreTrai
     config = read_config(directory, name)
     auto_class: Any = AutoModelForCausalLM
     if has_scalar_head:
-        auto_class, config.num_labels = AutoModelForSequenceClassification, 1
+        auto_class, config.num_labels = auto_class_of(kind_of(config, ())), 1
     try:
         model = tiny_model(config, lambda each: auto_class.from_config(each, attn_implementation=attention_of(each)))
     except ValueError as error:

@@ -45,6 +45,7 @@ class ValueJobConfig(OfflineConfig):
     SAMPLES: ClassVar[str] = "coati_rl.data.value_samples:value_samples"
     OBJECTIVE: ClassVar[str] = "consumer.objectives.value_pretraining:of_job"
     HAS_SCALAR_HEAD: ClassVar[bool] = True
+    VALUES_TOKENS: ClassVar[bool] = True
 
     data: RolloutDataConfig = RolloutDataConfig()
     objective: ValueConfig = ValueConfig()

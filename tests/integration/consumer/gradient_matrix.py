@@ -26,18 +26,12 @@ PRECISIONS = ("fp32", "bf16")
 # What else can be combined of the others; the whole product has the first model alone there.
 COMBINED = ("pp2_zero1_dp2", "tp2_zero2_dp2", "pp2_dp2", "zero1_dp1")
 CLIPPED = ("clip", "clip, whole")
-# Size, packed, shared: one sample is the same in a row. Any five in a row, the last before the first, have all values.
+# Size, packed, shared: one sample is the same in a row. In each line are all values.
 WAYS = (
-    (1, True, True),
-    (2, True, False),
-    (4, False, False),
-    (2, True, True),
-    (4, True, False),
-    (1, False, False),
-    (4, True, True),
-    (2, False, False),
+    ((1, True, True), (2, True, False), (4, False, False)),
+    ((2, True, True), (4, True, False), (1, False, False)),
+    ((4, True, True), (2, False, False), (1, False, False)),
 )
-NUM_WAYS = 5  # of the first loss in a run
 
 
 class Run(NamedTuple):
@@ -110,9 +104,10 @@ def models_of(run: Run) -> list[str]:
 def pairwise_trials(run: Run) -> list[Trial]:
     first, *others = LOSSES
     models, index = models_of(run), RUNS.index(run)
+    ways = WAYS[(index + index // 3) % 3]
     trials = [
-        Trial(models[(index + number) % len(models)], first, cut_of(NUM_WAYS * index + number, index + number))
-        for number in range(NUM_WAYS)
+        Trial(models[(index + number) % len(models)], first, cut_of(way, index + number))
+        for number, way in enumerate(ways)
     ]
     if run == WITH_OTHER_MODELS:
         trials += [
@@ -143,11 +138,12 @@ def latin_trial(run: Run, loss: str, number: int, place: int) -> Trial:
 
 
 def latin_cut(number: int, place: int) -> Cut:
-    return cut_of(number + place, number + 2 * place)
+    ways = [*dict.fromkeys(itertools.chain(*WAYS))]
+    return cut_of(ways[(number + place) % len(ways)], number + 2 * place)
 
 
-def cut_of(way: int, split: int) -> Cut:
-    size, is_packed, is_shared = WAYS[way % len(WAYS)]
+def cut_of(way: tuple[int, bool, bool], split: int) -> Cut:
+    size, is_packed, is_shared = way
     return Cut(size, is_packed, CUT_SPLITS[split % 3], is_shared)
 
 

@@ -4,7 +4,7 @@ vLLM needs its environment before it is imported and suffers no second engine in
 process, to which several threads may talk at once. The other engines live in the test's own process.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
@@ -36,6 +36,7 @@ OWN = (
     "version",
     "num_computed",
     "process_ids",
+    "run",
     "shutdown",
 )
 
@@ -110,6 +111,10 @@ class HostedEngine:
 
         me = psutil.Process()
         return me.pid, [child.pid for child in me.children(recursive=True)]
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Call a function of a module in the engine's process."""
+        return function()
 
     def shutdown(self) -> None:
         self._engine.close()

@@ -1,17 +1,17 @@
 """Test that drawing random numbers ahead in vLLM's CPU sampler changes no token and no log-probability."""
 
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from functools import partial
 
 import pytest
 
-from producer.engines.environment import engine_environment
+from tests.integration.engines.conftest import ENGINES
+from tests.integration.engines.harness import Harness
 
 NUM_STEPS, NUM_ROWS, VOCAB_SIZE = 130, 6, 50
 
 
 def sampled(is_ahead: bool) -> list[tuple[list[int], list[list[float]]]]:
-    """Tokens and log-probabilities of each step, of three cuts; run where vLLM may be imported."""
+    """Tokens and log-probabilities of each step, of three cuts; run in the process of vLLM's engine."""
     import torch
     from vllm.platforms import current_platform
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
@@ -35,11 +35,8 @@ def sampled(is_ahead: bool) -> list[tuple[list[int], list[list[float]]]]:
     return found
 
 
-def test_tokens_and_logprobs_are_vllms_own() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in engine_environment("cpu", 1).items():
-            patch.setenv(name, value)
-        with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
-            ahead, own = pool.map(sampled, (True, False))
+@pytest.mark.parametrize("harness", ENGINES[:1], indirect=True)
+def test_tokens_and_logprobs_are_vllms_own(harness: Harness) -> None:
+    ahead, own = (harness.engine.run(partial(sampled, is_ahead)) for is_ahead in (True, False))
     assert ahead == own
     assert len({tuple(tokens) for tokens, _ in own}) > NUM_STEPS / 2

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.config.optimizer import OptimizerConfig
@@ -19,6 +20,7 @@ from consumer.models.policy_model import make_input, policy_forward
 from consumer.models.scalar_head import ScalarHead, load_scalar
 from consumer.objectives.pairwise import Pairwise
 from consumer.optim.learning_rate import LearningRate
+from consumer.optim.weight_decay import names_without_decay
 from consumer.parallel.single_process import SingleProcess
 from consumer.train_step import TrainStep
 from tests.backends import backend_config
@@ -44,8 +46,9 @@ def sequence(sample: Sample) -> torch.Tensor:
     return torch.tensor(np.concatenate([sample.prefix_ids, sample.token_ids]))
 
 
-def make_backend(model_dir: Path) -> Backend:
-    config = backend_config(model_dir, scalar_head=ScalarHead(pad_token_id=PAD), optimizer=OptimizerConfig())
+def make_backend(model_dir: Path, **settings: float) -> Backend:
+    optimizer = OptimizerConfig(**settings)
+    config = backend_config(model_dir, scalar_head=ScalarHead(pad_token_id=PAD), optimizer=optimizer)
     return Backend(config, SingleProcess(device=CPU))
 
 
@@ -145,6 +148,62 @@ def test_a_checkpoint_loads_as_a_classifier_of_one_label_and_resumes_to_the_same
     train(resumed, 2)
     for name, weight in whole.policy.parameters.local.items():
         assert torch.equal(weight, resumed.policy.parameters.local[name]), name
+
+
+@pytest.fixture
+def of_tokens(model_dir: Path, tmp_path: Path) -> Path:
+    """A classifier of tokens with one label, whose bias is 0.25."""
+    model = AutoModelForTokenClassification.from_pretrained(model_dir, num_labels=1)
+    torch.nn.init.constant_(model.score.bias, 0.25)
+    model.save_pretrained(tmp_path / "tokens")
+    return tmp_path / "tokens"
+
+
+def test_values_of_a_classifier_of_tokens_have_its_bias(of_tokens: Path) -> None:
+    plain = AutoModelForTokenClassification.from_pretrained(of_tokens, attn_implementation="eager").eval()
+    model, samples = load(of_tokens), make_pairs()
+    assert type(model).__name__ == "Qwen3ForTokenClassification"
+    assert "score.bias" in names_without_decay(model) and "score.weight" not in names_without_decay(model)
+    expected = [plain(input_ids=sequence(each)[None]).logits[0, -2, 0].item() for each in samples]
+    (micro_batch,) = pack(samples, max_samples=6, unit=2)[0]
+    values, _ = policy_forward(model, make_input(micro_batch, device=CPU))
+    assert values.flatten().tolist() == pytest.approx(expected, abs=1e-5)
+    torch.nn.init.zeros_(model.score.bias)
+    without, _ = policy_forward(model, make_input(micro_batch, device=CPU))
+    torch.testing.assert_close(values - without, torch.full_like(values, 0.25))
+
+
+def test_a_classifier_of_tokens_is_saved_as_one_and_resumes_to_the_same_bits(of_tokens: Path, tmp_path: Path) -> None:
+    whole = make_backend(of_tokens, weight_decay=0.5)
+    train(whole, 0, 1)
+    whole.save(tmp_path / "step-2", state={"step": 2})
+    (micro_batch,) = pack(make_pairs(), max_samples=6, unit=2)[0]
+    values = whole.score([micro_batch])[0].flatten()
+    train(whole, 2)
+
+    saved, report = AutoModelForTokenClassification.from_pretrained(tmp_path / "step-2", output_loading_info=True)
+    assert saved.config.architectures == ["Qwen3ForTokenClassification"] and saved.config.num_labels == 1
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    expected = [saved.eval()(input_ids=sequence(each)[None]).logits[0, -2, 0] for each in make_pairs()]
+    torch.testing.assert_close(torch.stack(expected), values, atol=1e-5, rtol=0)
+
+    resumed = make_backend(tmp_path / "step-2", weight_decay=0.5)
+    resumed.restore(tmp_path / "step-2")
+    train(resumed, 2)
+    assert resumed.policy.parameters.local.keys() == whole.policy.parameters.local.keys() >= {"score.bias"}
+    for name, weight in whole.policy.parameters.local.items():
+        assert torch.equal(weight, resumed.policy.parameters.local[name]), name
+
+
+@pytest.mark.parametrize("lacking", ["score.bias", "score.weight"])
+def test_a_classifier_of_tokens_without_a_part_of_its_head_is_refused_by_its_name(
+    of_tokens: Path, lacking: str
+) -> None:
+    weights = load_file(of_tokens / "model.safetensors")
+    del weights[lacking]
+    save_file(weights, of_tokens / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=f"Qwen3ForTokenClassification differ: the files lack {lacking}, which"):
+        load(of_tokens)
 
 
 def test_without_a_given_padding_token_the_models_own_is_kept_or_its_end_of_sequence_taken(

@@ -1,9 +1,11 @@
 """Test the way from a run's rollouts through a job on them to the critic of another run."""
 
 import json
+import shutil
 
 import pytest
-from transformers import AutoModelForSequenceClassification
+import torch
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from coati_rl.errors import ConfigError
 from tests.unit.loops.offline_run import run_offline, write_rows
@@ -65,6 +67,26 @@ def returns_of(line):
     assert line["reward"] == sum(value for _, _, value in line["token_rewards"])
     for start, end, _ in line["turns"]:
         yield from [sum(value for place, _, value in line["token_rewards"] if place >= start)] * (end - start)
+
+
+def test_a_classifier_of_tokens_goes_on_as_one(run_in_threads, sampled, model_dir, tmp_path) -> None:
+    start = tmp_path / "start"
+    shutil.copytree(model_dir, start)
+    model = AutoModelForTokenClassification.from_pretrained(model_dir, num_labels=1)
+    torch.nn.init.zeros_(model.score.weight)
+    torch.nn.init.constant_(model.score.bias, 0.25)
+    model.save_pretrained(start)
+    rollouts = str(sampled.paths.rollouts)
+    own = {"model": str(start), "dataset": rollouts, "eval_dataset": rollouts, "run_dir": str(tmp_path / "value")}
+    trace = run_offline("value", {**JOB, **own})
+    assert trace.of("evaluation")[0]["metrics"]["value_mean"] == 0.25
+    saved = AutoModelForTokenClassification.from_pretrained(checkpoint(trace))
+    assert saved.score.bias.item() != 0.25
+    ppo = {"algo": "PPO", "kl_coeff": 0.0, "critic_model": str(checkpoint(trace)), "max_steps": 1, "save_interval": 1}
+    after = run_in_threads(ppo).paths.checkpoints / "step-1" / "value"
+    critic, report = AutoModelForTokenClassification.from_pretrained(after, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert critic.score.bias.item() != saved.score.bias.item()
 
 
 def test_a_run_s_other_files_and_other_tokens_are_refused(sampled, model_dir, tmp_path) -> None:

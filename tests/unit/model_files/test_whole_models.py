@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from transformers import AutoModelForTokenClassification
 
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.check import check_model_files
@@ -12,11 +13,18 @@ WHOLE = "model.safetensors"
 
 
 @pytest.mark.parametrize(
-    "uses", [("trained",), ("trained", "sampled"), ("sampled",), ("scored",), ("trained", "rated")]
+    "uses", [("trained",), ("trained", "sampled"), ("sampled",), ("scored",), ("trained", "rated"), ("valued",)]
 )
 def test_a_whole_model_is_taken_for_all_uses(model_dir, uses) -> None:
     facts = check_model_files(model_dir, *uses)
     assert (facts.has_own_head, facts.warnings) == (False, ())
+
+
+def test_a_classifier_of_tokens_values_tokens_and_is_no_reward_model(model_dir, tmp_path) -> None:
+    AutoModelForTokenClassification.from_pretrained(model_dir, num_labels=1).save_pretrained(tmp_path)
+    check_model_files(tmp_path, "trained", "valued")
+    with pytest.raises(ConfigError, match="is a classifier of tokens, and a reward model is one of sequences"):
+        check_model_files(tmp_path, "trained", "rated")
 
 
 def test_a_dry_run_plans_for_a_model_whose_weights_are_not_there_yet(model_dir, tmp_path) -> None:

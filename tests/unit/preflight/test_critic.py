@@ -1,10 +1,15 @@
 """Test which models a critic can begin with, and that what it lacks is named before anything starts."""
 
+import json
+
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from coati_rl.errors import ConfigError
 from tests.unit.preflight.test_teacher import prepare_with, teacher_with  # noqa: F401  (fixtures)
+
+OF_TOKENS, OF_SEQUENCES = AutoModelForTokenClassification, "Qwen3ForSequenceClassification"
 
 
 @pytest.fixture
@@ -23,22 +28,47 @@ def classifier(make_model_dir, tmp_path):
     return make
 
 
-def test_a_language_model_and_a_reward_model_are_taken_as_directories(prepare_with, teacher_with, classifier):  # noqa: F811
-    for directory in (teacher_with(), classifier()):
-        prepared = prepare_with(f"-a PPO --critic-model {directory}")
-        assert prepared.config.critic.critic_model == str(directory)
-        assert f"critic from {directory}" in prepared.plan.algorithm
+def change(directory, *, without=(), **settings):
+    """Take tensors out of a model's files, and set fields of its config.json."""
+    weights = load_file(directory / "model.safetensors")
+    save_file({name: weights[name] for name in weights if name not in without}, directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **settings}))
+
+
+@pytest.mark.parametrize("kind", ["language model", "of sequences", "of tokens", "of tokens by its names"])
+def test_a_language_model_and_a_classifier_are_taken_as_directories(prepare_with, teacher_with, classifier, kind):  # noqa: F811
+    if kind == "language model":
+        directory = teacher_with()
+    else:
+        directory = classifier(AutoModelForSequenceClassification if kind == "of sequences" else OF_TOKENS)
+    if kind == "of tokens by its names":
+        change(directory, architectures=["Qwen3ForCausalLM"])
+    prepared = prepare_with(f"-a PPO --critic-model {directory}")
+    assert prepared.config.critic.critic_model == str(directory)
+    assert f"critic from {directory}" in prepared.plan.algorithm
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         ({"labels": 3}, "classifier with 3 labels"),
-        ({"auto_class": AutoModelForTokenClassification}, "score.bias"),
+        ({"auto_class": OF_TOKENS, "labels": 3}, "classifier with 3 labels"),
+        (
+            {"auto_class": OF_TOKENS, "without": ["score.bias"]},
+            "Qwen3ForTokenClassification differ: the files lack score.bias",
+        ),
+        ({"auto_class": OF_TOKENS, "without": ["score.weight"]}, "and its files lack score.weight"),
+        (
+            {"auto_class": OF_TOKENS, "architectures": [OF_SEQUENCES]},
+            f"{OF_SEQUENCES} has no score.bias, which would be",
+        ),
+        ({"without": ["score.weight"]}, f"{OF_SEQUENCES} differ: the files lack score.weight"),
     ],
 )
 def test_another_head_is_refused_by_name(prepare_with, classifier, make, message):  # noqa: F811
-    directory = classifier(**make)
+    directory = classifier(**{name: make[name] for name in ("auto_class", "labels") if name in make})
+    change(directory, **{name: value for name, value in make.items() if name not in ("auto_class", "labels")})
     with pytest.raises(ConfigError) as caught:
         prepare_with(f"-a PPO --critic-model {directory}")
     assert str(caught.value).startswith(f"--critic-model {directory}") and message in str(caught.value)

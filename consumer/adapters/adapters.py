@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coati_rl.errors import ConfigError
-from coati_rl.model_files.adapter_files import ALL_LINEAR, PREFIX, WEIGHTS_FILE, AdapterSpec, read_adapter
+from coati_rl.model_files.adapted_layers import A, B, adapted_layers, last_parts
+from coati_rl.model_files.adapter_files import PREFIX, WEIGHTS_FILE, AdapterSpec, read_adapter
 from consumer.adapters.rank_sums import sum_backward, sum_forward
 from consumer.models.scalar_head import scalar_head
 from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import ParameterInfo
 
-A, B = FACTORS = "lora_A", "lora_B"
 _MAX_NAMED = 3  # names in a message
 
 
@@ -74,7 +74,7 @@ class Adapters:
 
     def as_peft(self, *, has_scalar_head: bool) -> dict[str, Any]:
         """Return the contents of PEFT's adapter_config.json."""
-        targets = tuple({name.rpartition(".")[2] for name in self.layers})
+        targets = tuple(last_parts(self.layers))
         return self.source.spec.as_peft(base=self.source.base, has_scalar_head=has_scalar_head, targets=targets)
 
     def attach(self, model: nn.Module, layout: Layout) -> None:
@@ -176,21 +176,7 @@ def adapter_infos(
 
 def _targets(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
     """Return the names of the layers that are adapted, in order. Raises: ConfigError."""
-    heads = {id(model.get_output_embeddings()), id(scalar_head(model))}
-    linear = [
-        name for name, module in model.named_modules() if isinstance(module, nn.Linear) and id(module) not in heads
-    ]
-    if tuple(targets) == (ALL_LINEAR,):
-        return linear
-    wanted = set(targets)
-    found = [name for name in linear if name.rpartition(".")[2] in wanted]
-    if missing := wanted - {name.rpartition(".")[2] for name in found}:
-        known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-        raise ConfigError(
-            f"--lora-targets {','.join(targets)}: {', '.join(sorted(missing))} is no linear layer of "
-            f"{type(model).__name__} that takes an adapter; it has {known}"
-        )
-    return found
+    return [*adapted_layers(model, targets, head=scalar_head(model))]
 
 
 def _infos(name: str, weight: ParameterInfo, rank: int) -> tuple[ParameterInfo, ParameterInfo]:

@@ -13,7 +13,7 @@ from coati_rl.config import Config
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.sync import SyncConfig
 from coati_rl.coordinator.logprob_mismatch import LogprobMismatchMonitor, MismatchSettings
-from coati_rl.errors import RunError
+from coati_rl.errors import RunError, TransferError
 from coati_rl.members import Members
 from coati_rl.model_files.identity import weights_identity
 from coati_rl.transport.manifest import WeightManifest
@@ -82,7 +82,11 @@ class Trainer(TrainerClient):
         begin = time.perf_counter()
         manifest, invitations, senders = next(filter(None, self.each("open", engine.number, engine.ranks, self.step)))
         staged = engine.begin_staging(manifest, invitations, timeout_s)
-        sent = {digest for digest in self.each("send", manifest, senders, timeout_s) if digest}
+        try:
+            sent = {digest for digest in self.each("send", manifest, senders, timeout_s) if digest}
+        except TransferError:
+            staged()  # raises why an engine has not received it, if that was the reason
+            raise
         received = {digest for digests in staged() for digest in digests}
         if sent != received or len(sent) != 1:
             raise RunError(f"corrupt weight transfer: sent {sorted(sent)}, received {sorted(received)}")

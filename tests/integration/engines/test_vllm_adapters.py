@@ -51,7 +51,7 @@ class AdapterHarness(Harness):
                 parameter.data += 0.03 * torch.randn_like(parameter)
 
     def push(self, directory: Path | None = None, *, in_flight: bool = False) -> None:
-        """Train, send and commit the next version, which PEFT reads from a checkpoint in `directory`, if it is given."""
+        """Train, send and commit the next version; PEFT reads it from a checkpoint in `directory`, if that is given."""
         self.train()
         self.version += 1
         manifest = make_manifest(self.trainer, self.version)
@@ -133,7 +133,6 @@ def test_ten_versions_are_served_as_the_trainer_and_peft_have_them(harness, tmp_
     assert max(gaps) < 1e-4
     first, last = (harness.models[place](torch.tensor([PROBE])).logits.log_softmax(-1) for place in (1, -1))
     assert float((first - last).abs().max()) > 1  # another policy by far
-    print(f"largest gap {max(gaps):.1e} nats, {harness.bytes_sent} bytes a sync")
 
 
 def test_adapters_of_another_base_are_refused(harness, checkpoints):

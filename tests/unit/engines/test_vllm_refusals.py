@@ -11,7 +11,7 @@ from coati_rl.errors import EngineError
 from coati_rl.model_files.adapter_files import AdapterSpec
 from coati_rl.types import GenerationRequest, SamplingParams
 from producer.engines.admission import RequestRefusedError
-from producer.engines.vllm_adapter import SLOT, ServedAdapter
+from producer.engines.vllm_adapter import SLOT, ServedAdapter, WorkerAdapter
 from producer.engines.vllm_engine import _VllmCore
 
 
@@ -117,3 +117,21 @@ def test_an_engine_of_whole_weights_has_no_adapters() -> None:
     assert (served.engine_args(["w"]), served.to_json(["w"]), served.request()) == ({}, "", None)
     with pytest.raises(EngineError, match="ranks up to 512"):
         ServedAdapter(AdapterSpec(rank=513, alpha=8.0, targets=("u",))).engine_args(["u.lora_A.weight"])
+
+
+def test_layers_that_vllm_would_leave_without_their_adapter_are_named(vllm, monkeypatch) -> None:
+    module = ModuleType("vllm.lora.utils")
+    module.parse_fine_tuned_lora_name = lambda name, mapper: (name.split(".lora_")[0].split(".", 2)[2], True)
+    monkeypatch.setitem(sys.modules, "vllm.lora.utils", module)
+    adapters = SimpleNamespace(modules={"l.o": 0, "l.qk": 0}, packed_modules={"l.qk": ["l.q", "l.k"]}, model=object())
+    manager = SimpleNamespace(_adapter_manager=adapters)
+    served = ServedAdapter(AdapterSpec(rank=4, alpha=8.0, targets=("all-linear",)))
+
+    def prepared(*layers: str) -> WorkerAdapter:
+        return WorkerAdapter.prepared(
+            served.to_json(f"base_model.model.{name}.lora_A.weight" for name in layers), manager
+        )
+
+    assert prepared("l.o", "l.q").peft["target_modules"] == ["o", "q"]
+    with pytest.raises(EngineError, match=r"vLLM adds no adapter to l\.v, l\.gate of object; use --lora-sync merged"):
+        prepared("l.o", "l.v", "l.k", "l.gate")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from coati.settings import device_of, model_dir, tokenizer_of
 from coati_rl.config import Config
 from coati_rl.config.cli import build_job
+from coati_rl.preflight.adapter import with_adapter
 from consumer.parallel.own_member import OwnMember, join_torchrun
 from producer.engine_client import EngineClient
 from producer.engine_member import EngineMember
@@ -36,7 +37,7 @@ class Engine(EngineClient):
             flags: of `coati-rl rl`, such as backend, max_prompt_tokens, max_new_tokens, temperature, seed.
         Raises: ConfigError, with a line for each mistake; EngineError.
         """
-        config = build_job({"num_trainers": 1, **flags, "model": str(model_dir(model))}, Config)
+        config = with_adapter(build_job({"num_trainers": 1, **flags, "model": str(model_dir(model))}, Config))
         tokenizer = tokenizer_of(config)
         if on is not None:
             super().__init__(config, tokenizer, on.engines(config))

@@ -13,8 +13,10 @@ from coati_rl.config import Config
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.sync import SyncConfig
 from coati_rl.coordinator.logprob_mismatch import LogprobMismatchMonitor, MismatchSettings
-from coati_rl.errors import RunError
+from coati_rl.errors import RunError, TransferError
 from coati_rl.members import Members
+from coati_rl.model_files.identity import weights_identity
+from coati_rl.transport.manifest import WeightManifest
 from consumer.objectives.objective import Objective
 from consumer.objectives.own_loss import Loss, OwnLoss
 from consumer.parallel.own_member import OwnMember, join_torchrun, torchrun_address
@@ -31,6 +33,7 @@ class Push:
 
     policy_version: int  # optimizer steps taken
     digest: str  # of the bytes, the same at all senders and receivers
+    identity: str  # of the weights: the digest, or that of base and adapters
     gap: float | None  # largest |engine - trainer|, nats, over the tokens of a sample; None: no sample was trained yet
     seconds: float
 
@@ -79,18 +82,31 @@ class Trainer(TrainerClient):
         begin = time.perf_counter()
         manifest, invitations, senders = next(filter(None, self.each("open", engine.number, engine.ranks, self.step)))
         staged = engine.begin_staging(manifest, invitations, timeout_s)
-        sent = {digest for digest in self.each("send", manifest, senders, timeout_s) if digest}
+        try:
+            sent = {digest for digest in self.each("send", manifest, senders, timeout_s) if digest}
+        except TransferError:
+            staged()  # raises why an engine has not received it, if that was the reason
+            raise
         received = {digest for digests in staged() for digest in digests}
         if sent != received or len(sent) != 1:
             raise RunError(f"corrupt weight transfer: sent {sorted(sent)}, received {sorted(received)}")
         probe = self.probe[: engine.max_tokens - 1] or [0, 0]
         self._monitor.expect(self.step, *next(filter(None, self.each("probe", probe))))
         size, gaps = engine.members.size, list[float]()
-        for logprobs in engine.members.call("commit", [(self.step, probe, timeout_s)] * size):
+        identity = weights_identity(WeightManifest.from_json(manifest).base, next(iter(sent)))
+        for served, logprobs in engine.members.call("commit", [(self.step, probe, timeout_s)] * size):
+            if {*served} != {identity}:
+                raise RunError(f"the engine serves weights {sorted(served)}, the trainers have {identity}")
             gap = self._monitor.measure(self.step, logprobs) if self.probe else None
             if gap is not None:
                 gaps.append(gap.max)
                 if problem := self._monitor.probe_problem(self.step, logprobs, gap):
                     raise RunError(problem)
         seconds = time.perf_counter() - begin
-        return Push(policy_version=self.step, digest=sent.pop(), gap=max(gaps, default=None), seconds=seconds)
+        return Push(
+            policy_version=self.step,
+            digest=sent.pop(),
+            identity=identity,
+            gap=max(gaps, default=None),
+            seconds=seconds,
+        )

@@ -67,13 +67,14 @@ class GenerationEngine(Protocol):
         Raises: TransferError; the old weights continue to serve and the staged bytes are freed.
         """
 
-    def commit_weights(self, policy_version: int, *, in_flight: bool, timeout_s: float) -> None:
+    def commit_weights(self, policy_version: int, *, in_flight: bool, timeout_s: float) -> tuple[str, ...]:
         """Swap the staged weights in and reset the prefix cache.
 
         Args:
             in_flight: swap between two engine steps; running requests continue with the new weights, and each token
                 has the policy version that sampled it. Else swap when no request runs and no episode is open; new
                 episodes wait until then, and the next turns of open ones do not.
+        Returns: the identity of the weights that serve now, of each rank that has received them.
         Raises: EngineError if this version is not staged, or requests still run at the deadline, or episodes are still
             open, which it names.
         """

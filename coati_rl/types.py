@@ -285,6 +285,7 @@ class CommitResult:
 
     seconds: float  # until the new weights served; if the commit was in flight, generation paused for all of it
     probe_logprobs: np.ndarray  # float32[T - 1], of a probe's tokens after the first; empty without a probe
+    identities: tuple[str, ...] = ()  # of the weights that serve, as the engine's ranks have them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

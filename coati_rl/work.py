@@ -117,6 +117,8 @@ class SyncReport:
     failed: dict[int, str]  # producer -> cause
     seconds: float
     digest: str
+    identity: str = ""  # of the weights of this version; empty: not known
+    num_bytes: int = 0  # of the tensors that were sent
     problem: str = ""  # the first error, if no producer has staged
 
 

@@ -22,7 +22,7 @@ from coati_rl.data.packing import blank_micro_batch
 from coati_rl.errors import ConfigError
 from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import LossFn, Role
-from coati_rl.transport.manifest import TensorEntry, dtype_name
+from coati_rl.transport.manifest import TensorEntry
 from consumer.adapter_view import AdapterView
 from consumer.backend_config import BackendConfig, ModelSource
 from consumer.checkpoint import CheckpointReader
@@ -32,6 +32,7 @@ from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.process_group import collective
 from consumer.role_models import RoleModel
 from consumer.saving import save_models
+from consumer.sent_weights import SentWeights
 
 
 def make_backend(config: BackendConfig, *, device: torch.device, timeout_s: float) -> "Backend":
@@ -83,6 +84,8 @@ class Backend:
         )
         self.models = {role: self._load(role, each) for role, each in config.models.items() if each.shares is None}
         self.policy = self.models["policy"]
+        base = config.models["policy"].directory if config.sends_adapters else None
+        self._sent = SentWeights(self.policy, self.layout, config.wire_dtype, base=base)
         self._views = {
             role: AdapterView(self.models[each.shares], each.adapters.directory if each.adapters else None)
             for role, each in config.models.items()
@@ -188,12 +191,15 @@ class Backend:
 
     def weight_entries(self) -> tuple[TensorEntry, ...]:
         """Return the entries of all tensors that all senders export, in Hugging Face order; not collective."""
-        dtype = dtype_name(self._config.wire_dtype)
-        return tuple(TensorEntry(name=i.name, dtype=dtype, shape=i.shape, sender=i.stage) for i in self.policy.infos)
+        return self._sent.entries()
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the full tensors that this rank sends, by Hugging Face name; see `RoleModel.export`."""
-        return self.policy.export(self._config.wire_dtype)
+        """Yield the full tensors that this rank sends, by name; see `RoleModel.export`."""
+        return self._sent.tensors()
+
+    def base_identity(self) -> str:
+        """Return the identity of the base whose adapters alone are exported; empty: all weights are; not collective."""
+        return self._sent.base_identity
 
     def broadcast_text(self, text: str | None) -> str:
         """Broadcast a text from sender 0 to all senders; collective over them. `text`: None on the others."""

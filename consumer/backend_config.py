@@ -60,6 +60,7 @@ class BackendConfig:
     zero_stage: int = 0
     precision: "Precision" = "fp32"  # bf16 keeps float32 master weights
     wire_dtype: torch.dtype = torch.float32  # dtype of exported weights: the inference engines' dtype
+    sends_adapters: bool = False  # alone, and not merged into the base, which the engines have
     gradient_checkpointing: bool = False
     compile_ops: bool | None = None  # see `compiled_ops`; None: on a GPU
     keep_checkpoints: int | None = None  # None: all

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.adapted_layers import FACTORS
 from coati_rl.protocols import Role
-from consumer.adapters.adapters import FACTORS, Adapters, AdapterSource
+from consumer.adapters.adapters import Adapters, AdapterSource
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
 from consumer.models.compiled_ops import CompiledOps
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, load_policy

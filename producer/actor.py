@@ -70,6 +70,7 @@ class ProducerActor:
             seed=config.run.seed,
             device=self._context.device,
             gpu_memory_utilization=config.parallel.gpu_memory_utilization,
+            adapter=config.lora.sent_adapter,
         )
         self._engine = create_engine(
             config.sampling.backend, options, policy_version=UNSYNCED, load_timeout_s=START_TIMEOUT_S
@@ -118,13 +119,14 @@ class ProducerActor:
         """Serve the staged weights, at once or when no request is running, and score the probe with them."""
         engine, begin = self._loaded_engine(), time.perf_counter()
         with PHASES.phase("commit weights"), self._timeline.start("commit weights", policy_version=policy_version):
-            engine.commit_weights(policy_version, in_flight=self._config.sync.commits_in_flight, timeout_s=timeout_s)
+            in_flight = self._config.sync.commits_in_flight
+            identities = engine.commit_weights(policy_version, in_flight=in_flight, timeout_s=timeout_s)
         self._timeline.instant("policy version", policy_version=policy_version)
         seconds = time.perf_counter() - begin
         logprobs = np.empty(0, dtype=np.float32)
         if probe:
             logprobs = engine.probe_logprobs(probe, timeout_s=min(timeout_s, _PROBE_TIMEOUT_S))
-        return CommitResult(seconds=seconds, probe_logprobs=logprobs)
+        return CommitResult(seconds=seconds, probe_logprobs=logprobs, identities=identities)
 
     def close(self) -> None:
         """Stop engine, environment and reward workers."""

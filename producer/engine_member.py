@@ -33,6 +33,7 @@ class EngineMember:
             seed=config.run.seed,
             device=device,
             gpu_memory_utilization=config.parallel.gpu_memory_utilization,
+            adapter=config.lora.sent_adapter,
         )
         self._engine: GenerationEngine = create_engine(config.sampling.backend, options)
 
@@ -54,10 +55,10 @@ class EngineMember:
         update, rendezvous = WeightManifest.from_json(manifest), Rendezvous.from_json(invitation)
         return [*self._engine.stage_weights(update, rendezvous, timeout_s=timeout_s)]
 
-    def commit(self, policy_version: int, probe: Sequence[int], timeout_s: float) -> np.ndarray:
-        """Serve the update. Returns: the log-probabilities of the probe under it."""
-        self._engine.commit_weights(policy_version, in_flight=False, timeout_s=timeout_s)
-        return self._engine.probe_logprobs(probe, timeout_s=timeout_s)
+    def commit(self, policy_version: int, probe: Sequence[int], timeout_s: float) -> tuple[tuple[str, ...], np.ndarray]:
+        """Serve the update. Returns: the identity of its weights on each rank, and the probe's log-probabilities."""
+        identities = self._engine.commit_weights(policy_version, in_flight=False, timeout_s=timeout_s)
+        return identities, self._engine.probe_logprobs(probe, timeout_s=timeout_s)
 
     def close(self) -> None:
         """End the engine."""

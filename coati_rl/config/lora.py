@@ -1,10 +1,10 @@
 """Set the low-rank adapters that are trained in place of a model's weights."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import field_validator
 
-from coati_rl.config.fields import Section, experiment
+from coati_rl.config.fields import Section, execution, experiment
 
 if TYPE_CHECKING:
     from coati_rl.model_files.adapter_files import AdapterSpec
@@ -40,6 +40,13 @@ class LoraConfig(Section):
         metavar="DIRECTORY",
     )
 
+    lora_sync: Literal["merged", "adapter"] = execution(
+        "merged",
+        "What engines get at a weight sync: the weights with the adapters merged into them, or the adapters alone, a "
+        "hundredth of the bytes, beside the base that engines have loaded (-b vllm). On the CPU vLLM generates 1.7 "
+        "(fp32) to 3.4 times (bf16) slower with an adapter.",
+    )
+
     @field_validator("lora_targets", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
@@ -54,6 +61,11 @@ class LoraConfig(Section):
     def is_on(self) -> bool:
         """Whether adapters are trained."""
         return self.lora_rank is not None or self.adapter is not None
+
+    @property
+    def sent_adapter(self) -> "AdapterSpec | None":
+        """Return the adapters that engines get beside the base; None: they get whole weights."""
+        return self.spec if self.lora_sync == "adapter" else None
 
     @property
     def spec(self) -> "AdapterSpec":

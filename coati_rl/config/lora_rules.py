@@ -4,7 +4,10 @@ from collections.abc import Iterator
 
 from coati_rl.config.config import Config
 from coati_rl.config.fields import given_flags
+from coati_rl.config.named_values import named_values
 from coati_rl.config.training import TrainingConfig
+
+MAX_ENGINE_RANK = 512  # vLLM's
 
 
 def lora_problems(config: TrainingConfig) -> Iterator[str]:
@@ -20,3 +23,23 @@ def lora_problems(config: TrainingConfig) -> Iterator[str]:
             f"--reference-update {update} with --lora-rank: the reference is the model without the adapters, which "
             "does not move; leave it out, or train the weights"
         )
+    if lora.lora_sync == "adapter":
+        yield from _sync_problems(config)
+
+
+def _sync_problems(config: TrainingConfig) -> Iterator[str]:
+    """Return why engines cannot get the adapters alone."""
+    flag = "--lora-sync adapter"
+    if not isinstance(config, Config):
+        yield f"{flag}: has no effect, as there are no engines; leave it out"
+        return
+    rank, sampling = config.lora.lora_rank, config.sampling
+    if sampling.backend == "transformers":
+        yield f"{flag} with -b transformers: it computes without adapters; use --lora-sync merged, or -b vllm"
+    if sampling.quantization is not None or named_values(sampling.engine_arg).get("quantization_config") is not None:
+        yield (
+            f"{flag} with a quantized engine: its base would not be the trainers'; use --lora-sync merged, or leave "
+            "--quantization out"
+        )
+    if rank is not None and rank > MAX_ENGINE_RANK:
+        yield f"{flag} with --lora-rank {rank}: vLLM takes ranks up to {MAX_ENGINE_RANK}; use --lora-sync merged"

@@ -11,6 +11,7 @@ import numpy as np
 from coati_rl.coordinator.prompt_leasing import PromptLeasing
 from coati_rl.coordinator.run_state import RunState
 from coati_rl.data.batcher import ClosedStep
+from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.work import CommitReport, SyncReport
 
@@ -46,7 +47,10 @@ class TrainingReports:
 
     def commit(self, report: CommitReport) -> None:
         """Record that a producer serves its staged weights, or has failed."""
-        self._handle_mismatch(self._state.syncs.committed(report))
+        try:
+            self._handle_mismatch(self._state.syncs.committed(report))
+        except RunError as error:
+            self._state.fail(str(error))
         if report.error is not None:
             self._leasing.remove(report.producer, f"version {report.policy_version}: {report.error}")
         self._state.record_sync()

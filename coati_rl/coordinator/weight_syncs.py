@@ -66,13 +66,23 @@ class WeightSyncs:
         return version
 
     def committed(self, report: CommitReport) -> str | None:
-        """Record that a producer serves the weights. Returns: why its probe does not match, None if it does."""
+        """Record that a producer serves the weights.
+
+        Returns: why its probe does not match, None if it does.
+        Raises: RunError if it serves other weights than the trainers have sent.
+        """
         if report.policy_version != self._version or report.producer not in self._members.ids:
             return None  # of a producer that was removed meanwhile
         self._members.committed(report.producer)
         self._commits[report.producer] = report
         if report.result is None:
             return None
+        sent = self._report.identity if self._report is not None else ""
+        if sent and set(report.result.identities) != {sent}:
+            raise RunError(
+                f"producer-{report.producer} serves weights with identities {sorted(set(report.result.identities))} as "
+                f"version {report.policy_version}, the trainers have {sent}: the engine has not taken what it received"
+            )
         self._probed.add(report.producer)
         logprobs = report.result.probe_logprobs
         gap = self._monitor.measure(report.policy_version, logprobs)
@@ -93,6 +103,8 @@ class WeightSyncs:
             "producers": sorted(results),
             "seconds": report.seconds,
             "digest": report.digest,
+            "identity": report.identity,
+            "bytes": report.num_bytes,
             "problem": report.problem,
             "commit_s": max((result.seconds for result in results.values()), default=None),
             "probe_gap_mean": max((gap.mean for gap in self._gaps), default=None),

@@ -219,7 +219,7 @@ def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink], 
         for sink in sinks[1:]:  # metrics.jsonl is one object per optimizer step; evaluations have their own file
             sink.write(event["step"], evaluation_metrics({**event, **event.get("metrics", {})}))
     elif event["event"] == "sync" and event["producers"]:  # else it failed, and is repeated
-        fields = ("producers", "seconds", "digest", "commit_s", "probe_gap_mean", "probe_gap_max")
+        fields = ("producers", "seconds", "digest", "identity", "bytes", "commit_s", "probe_gap_mean", "probe_gap_max")
         syncs.write(
             event["policy_version"], {"step": event["policy_version"], **{name: event[name] for name in fields}}
         )

@@ -88,6 +88,7 @@ class WeightManifest:
     policy_version: int
     entries: tuple[TensorEntry, ...]  # in transfer order, which is the Hugging Face order
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    base: str = ""  # identity of the weights that these tensors are adapters of; empty: these are all weights
 
     def __post_init__(self) -> None:
         if self.policy_version < 0:
@@ -148,17 +149,18 @@ class WeightManifest:
     def to_json(self) -> str:
         """Return one line of JSON."""
         entries = [[entry.name, entry.dtype, list(entry.shape), entry.sender] for entry in self.entries]
-        return json.dumps(
-            {"policy_version": self.policy_version, "bucket_bytes": self.bucket_bytes, "entries": entries}
-        )
+        fields = {"policy_version": self.policy_version, "bucket_bytes": self.bucket_bytes, "base": self.base}
+        return json.dumps({**fields, "entries": entries})
 
     @staticmethod
     def from_json(text: str) -> "WeightManifest":
         """Parse what `to_json` wrote. Raises: TransferError on anything else."""
-        fields = parse_object(text, {"policy_version": int, "bucket_bytes": int, "entries": list}, what="manifest")
+        types = {"policy_version": int, "bucket_bytes": int, "base": str, "entries": list}
+        fields = parse_object(text, types, what="manifest")
         return WeightManifest(
             policy_version=fields["policy_version"],
             bucket_bytes=fields["bucket_bytes"],
+            base=fields["base"],
             entries=tuple(_parse_entry(entry) for entry in fields["entries"]),
         )
 

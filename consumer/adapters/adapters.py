@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coati_rl.errors import ConfigError
-from coati_rl.model_files.adapter_files import ALL_LINEAR, PREFIX, WEIGHTS_FILE, AdapterSpec, read_adapter
+from coati_rl.model_files.adapted_layers import A, B, adapted_layers, last_parts
+from coati_rl.model_files.adapter_files import PREFIX, WEIGHTS_FILE, AdapterSpec, read_adapter
 from consumer.adapters.rank_sums import sum_backward, sum_forward
 from consumer.models.scalar_head import scalar_head
 from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import ParameterInfo
 
-A, B = FACTORS = "lora_A", "lora_B"
 _MAX_NAMED = 3  # names in a message
 
 
@@ -75,8 +75,7 @@ class Adapters:
     def as_peft(self, *, has_scalar_head: bool) -> dict[str, Any]:
         """Return the contents of PEFT's adapter_config.json."""
         spec = self.source.spec
-        layers = {name.rpartition(".")[2] for name in self.layers}
-        targets = tuple(layers) if spec.targets == (ALL_LINEAR,) else spec.targets
+        targets = tuple(last_parts(self.layers)) if spec.targets == (ALL_LINEAR,) else spec.targets
         return spec.as_peft(base=self.source.base, has_scalar_head=has_scalar_head, targets=targets)
 
     def attach(self, model: nn.Module, layout: Layout) -> None:
@@ -178,22 +177,7 @@ def adapter_infos(
 
 def _targets(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
     """Return the names of the layers that are adapted, in order. Raises: ConfigError."""
-    heads = {id(model.get_output_embeddings()), id(scalar_head(model))}
-    linear = [
-        name for name, module in model.named_modules() if isinstance(module, nn.Linear) and id(module) not in heads
-    ]
-    if tuple(targets) == (ALL_LINEAR,):
-        return linear
-    of_target = {target: [name for name in linear if f".{name}".endswith(f".{target}")] for target in targets}
-    if missing := [target for target, names in of_target.items() if not names]:
-        known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-        more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
-        raise ConfigError(
-            f"--lora-targets {','.join(missing[:_MAX_NAMED])}{more}: no linear layer of {type(model).__name__} that "
-            f"takes an adapter; it has {known}"
-        )
-    found = {name for names in of_target.values() for name in names}
-    return [name for name in linear if name in found]
+    return [*adapted_layers(model, targets, head=scalar_head(model))]
 
 
 def _infos(name: str, weight: ParameterInfo, rank: int) -> tuple[ParameterInfo, ParameterInfo]:

@@ -100,6 +100,7 @@ def backend_config(config: TrainingConfig, models: Mapping[Role, ModelSource], *
         zero_stage=parallel.zero_stage,
         precision="bf16" if dtype == "bfloat16" else "fp32",
         wire_dtype=getattr(torch, dtype),
+        sends_adapters=config.lora.sent_adapter is not None,
         gradient_checkpointing=parallel.gradient_checkpointing,
         compile_ops=parallel.compile_ops,
         keep_checkpoints=config.run.keep_checkpoints,

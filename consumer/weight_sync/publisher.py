@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from coati_rl.errors import EngineError, PeerLostError, RunError, TransferError
+from coati_rl.model_files.identity import weights_identity
 from coati_rl.protocols import SyncReports, WeightReceiver
 from coati_rl.transport.manifest import WeightManifest, parse_object
 from coati_rl.transport.rendezvous import Rendezvous
@@ -80,7 +81,8 @@ class WeightPublisher:
             raise RunError(f"a commit could not be reported: {self._unreported}") from self._unreported
         begin, failed = time.perf_counter(), dict[int, str]()
         with ThreadPoolExecutor(len(work.members)) as pool, iterate_to_end(weights):
-            digest, staging = self._transfer(pool, work, weights)
+            manifest = self._make_manifest(work.policy_version)
+            digest, staging = self._transfer(pool, work, manifest, weights)
             staged = tuple(self._staged_producers(digest, staging, failed))
         if staged or failed:
             self._num_failed_attempts = 0
@@ -89,16 +91,17 @@ class WeightPublisher:
         seconds = time.perf_counter() - begin
         # Reported before the commits, so that no producer gets a prompt between this report and its commit.
         report = SyncReport(index=work.index, staged=staged, failed=failed, seconds=seconds, digest=digest)
-        self._reports.report_sync(replace(report, problem=self._problem))
+        identity = weights_identity(manifest.base, digest)
+        num_bytes = manifest.total_bytes
+        self._reports.report_sync(replace(report, problem=self._problem, identity=identity, num_bytes=num_bytes))
         for producer in staged:
             threading.Thread(target=self._commit, args=(producer, work), name=f"commit-{producer}", daemon=True).start()
 
     def _transfer(
-        self, pool: ThreadPoolExecutor, work: SyncWork, weights: Weights
+        self, pool: ThreadPoolExecutor, work: SyncWork, manifest: WeightManifest, weights: Weights
     ) -> tuple[str, dict[int, "Future[tuple[str, ...]]"]]:
         """Send the weights. Returns: their digest, empty if the transfer failed, and a future of each answer."""
         self._problem = ""
-        manifest = self._make_manifest(work.policy_version)
         invitations: tuple[Rendezvous, ...] = ()  # empty: the last sync's group is used again
         if work.members != self._group or not self._sender.is_open:
             sizes = [self._ranks_per_producer] * len(work.members)

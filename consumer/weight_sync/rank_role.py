@@ -98,7 +98,7 @@ def make_sender(
     Raises: ConfigError if the transport cannot work here.
     """
     device = backend.device
-    update_bytes = make_manifest(backend, 0).total_bytes
+    update_bytes = sum(entry.num_bytes for entry in backend.weight_entries())
     wire = choose_backend(
         transport,
         device="cuda" if device.type == "cuda" else "cpu",
@@ -158,7 +158,7 @@ def _score_probe(backend: "Backend", work: SyncWork, reports: SyncReports, *, in
 
 def make_manifest(backend: "Backend", version: int) -> WeightManifest:
     """Return the manifest of what all pipeline stages send, in Hugging Face order."""
-    return WeightManifest(policy_version=version, entries=backend.weight_entries())
+    return WeightManifest(policy_version=version, entries=backend.weight_entries(), base=backend.base_identity())
 
 
 def _exhaust(weights: Weights) -> None:

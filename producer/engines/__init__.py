@@ -30,6 +30,11 @@ def create_engine(
         raise ConfigError(
             f"--backend {backend} has no tensor parallelism: use -ptp 1 instead of {options.tensor_parallel_size}"
         )
+    if options.adapter is not None and (backend == "transformers" or options.quantization is not None):
+        raise ConfigError(
+            "--lora-sync adapter: only vLLM serves adapters beside a base, and one that is not quantized; use "
+            "--lora-sync merged"
+        )
     engine: ThreadedEngine
     if backend == "vllm":
         from producer.engines.vllm_engine import VllmEngine

@@ -5,11 +5,15 @@ compared before the first byte is received.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from coati_rl.errors import ConfigError, EngineError, TransferError
+from coati_rl.model_files.adapted_layers import layers_of_directory, peft_shapes
+from coati_rl.model_files.adapter_files import AdapterSpec
+from coati_rl.model_files.identity import model_identity, weights_identity
 from coati_rl.model_files.stored import read_stored
 from coati_rl.model_files.values import HEAD, has_own_head
 from coati_rl.transport.manifest import TensorEntry, WeightManifest
@@ -62,6 +66,32 @@ def read_entries(directory: Path, *, dtype: str | None = None) -> dict[str, Tens
     return entries
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpectedUpdate:
+    """Say what the updates of an engine hold."""
+
+    entries: Mapping[str, TensorEntry]  # by name
+    dtype: str  # of the engine; a tensor may have the one of its entry, too
+    base: str = ""  # identity of the base of adapters; empty: updates hold all weights
+
+    def check(self, manifest: WeightManifest) -> None:
+        """Raise TransferError unless an update is of this kind; see `check_manifest`."""
+        check_manifest(manifest, self.entries, dtype=self.dtype, base=self.base)
+
+    def identity(self, digest: str) -> str:
+        """Return the identity of the weights that serve with an update."""
+        return weights_identity(self.base, digest)
+
+
+def expect_update(directory: Path, dtype: str, adapter: AdapterSpec | None) -> ExpectedUpdate:
+    """Return what updates of a model hold. `adapter`: that they hold alone. Raises: EngineError, ConfigError."""
+    if adapter is None:
+        return ExpectedUpdate(entries=read_entries(directory, dtype=dtype), dtype=dtype)
+    shapes = peft_shapes(layers_of_directory(directory, adapter.targets), adapter)
+    entries = {name: TensorEntry(name=name, dtype="float32", shape=shape) for name, shape in shapes}
+    return ExpectedUpdate(entries=entries, dtype=dtype, base=model_identity(directory))
+
+
 def _ties_embeddings(directory: Path) -> bool:
     """Return True if config.json says that the model's lm_head is its embedding."""
     from transformers import AutoConfig
@@ -69,14 +99,22 @@ def _ties_embeddings(directory: Path) -> bool:
     return bool(AutoConfig.from_pretrained(directory).get_text_config().tie_word_embeddings)
 
 
-def check_manifest(manifest: WeightManifest, expected: Mapping[str, TensorEntry], *, dtype: str) -> None:
+def check_manifest(
+    manifest: WeightManifest, expected: Mapping[str, TensorEntry], *, dtype: str, base: str = ""
+) -> None:
     """Raise TransferError unless the update has exactly this model's names and shapes, and a supported dtype.
 
     Args:
         manifest: describes the update.
         expected: the model's tensors by name.
         dtype: the engine's dtype; the checkpoint's is allowed, too.
+        base: identity of the weights that the engine has loaded, if updates are adapters of them.
     """
+    if manifest.base != base:
+        raise TransferError(
+            f"version {manifest.policy_version} is refused: the trainers send {_of_base(manifest.base)}, and the "
+            f"engine serves {_of_base(base)}; give both the same --model and --lora-sync"
+        )
     announced = {entry.name: entry for entry in manifest.entries}
     problems = [
         *(f"{name} is missing" for name in expected if name not in announced),
@@ -94,3 +132,7 @@ def check_manifest(manifest: WeightManifest, expected: Mapping[str, TensorEntry]
             f"version {manifest.policy_version} is refused: {'; '.join(problems[:_MAX_NAMED])}{more}. "
             "A tied lm_head must not be sent."
         )
+
+
+def _of_base(identity: str) -> str:
+    return f"adapters of the base {identity}" if identity else "whole weights"

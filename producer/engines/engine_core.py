@@ -18,6 +18,7 @@ class EngineCore(Protocol):
     """Define a backend's methods, called on the owner thread; it survives a CoatiError and no other exception."""
 
     policy_version: int  # of the weights that serve now; set before `load`, then by `commit`
+    identities: tuple[str, ...]  # of the weights that the last commit has put in place, by rank; empty before
     vocab_size: int  # valid after `load`
     max_model_len: int
 

@@ -112,11 +112,11 @@ class ThreadedEngine:
                     return digests
                 time.sleep(min(_MAX_PAUSE_S, _MIN_PAUSE_S + (time.monotonic() - begin) / 50))  # 2 % late at most
 
-    def commit_weights(self, policy_version: int, *, in_flight: bool, timeout_s: float) -> None:
+    def commit_weights(self, policy_version: int, *, in_flight: bool, timeout_s: float) -> tuple[str, ...]:
         """See `GenerationEngine.commit_weights`."""
         deadline = time.monotonic() + timeout_s
 
-        def serve(future: Future[None]) -> None:
+        def serve(future: Future[tuple[str, ...]]) -> None:
             if self._commit is not None:
                 raise EngineError(f"the commit of version {self._commit.policy_version} is still pending")
             self._check_staged(policy_version)
@@ -124,7 +124,8 @@ class ThreadedEngine:
                 policy_version=policy_version, in_flight=in_flight, deadline=deadline, future=future
             )
 
-        self._ask(serve, until=deadline + _GRACE_S, late=EngineError(f"committing version {policy_version}: {_LATE}"))
+        late = EngineError(f"committing version {policy_version}: {_LATE}")
+        return self._ask(serve, until=deadline + _GRACE_S, late=late)
 
     def probe_logprobs(self, token_ids: Sequence[int], *, timeout_s: float) -> np.ndarray:
         """See `GenerationEngine.probe_logprobs`."""
@@ -282,4 +283,4 @@ class ThreadedEngine:
             self._staged_version = None
             self.policy_version = commit.policy_version
             self._publish(results)
-            commit.future.set_result(None)
+            commit.future.set_result(self._core.identities)

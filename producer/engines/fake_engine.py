@@ -4,17 +4,17 @@ It serves dry runs and tests of the code around an engine. Weight updates are re
 other engines, so that the transport is tested, too; the tensors are then dropped.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 import xxhash
 
-from coati_rl.transport.manifest import TensorEntry, WeightManifest
+from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import Completion, GenerationRequest, GenerationResult
 from producer.engines.admission import aborted_result
-from producer.engines.checkpoint import check_manifest, find_checkpoint, read_entries
+from producer.engines.checkpoint import ExpectedUpdate, expect_update, find_checkpoint
 from producer.engines.engine_thread import ThreadedEngine
 from producer.engines.options import EngineOptions
 from producer.engines.staging import StagingArea
@@ -34,8 +34,7 @@ class FakeEngine(ThreadedEngine):
         eos_token_id: int,
         max_model_len: int,
         decode: Decode | None = None,
-        expected: Mapping[str, TensorEntry] | None = None,
-        dtype: str = "float32",
+        expected: ExpectedUpdate | None = None,
         policy_version: int = 0,
     ) -> None:
         """Create the engine, which is ready at once.
@@ -45,8 +44,7 @@ class FakeEngine(ThreadedEngine):
             eos_token_id: ends a response.
             max_model_len: prompt and response together, in tokens.
             decode: returns the text of token ids; None: token ids as decimal numbers.
-            expected: the tensors that an update must hold, in `dtype`; None: any.
-            dtype: of updates.
+            expected: what an update must hold; None: any tensors.
             policy_version: of the initial weights.
         """
         core = _FakeCore(
@@ -55,7 +53,6 @@ class FakeEngine(ThreadedEngine):
             max_model_len=max_model_len,
             decode=decode or _decode_as_numbers,
             expected=expected,
-            dtype=dtype,
         )
         super().__init__(core, policy_version=policy_version)
 
@@ -70,16 +67,15 @@ class _FakeCore:
         eos_token_id: int,
         max_model_len: int,
         decode: Decode,
-        expected: Mapping[str, TensorEntry] | None,
-        dtype: str,
+        expected: ExpectedUpdate | None,
     ) -> None:
         self.policy_version = 0
+        self.identities: tuple[str, ...] = ()
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self._eos_token_id = eos_token_id
         self._decode = decode
         self._expected = expected
-        self._dtype = dtype
         self._queue: dict[str, tuple[GenerationRequest, TokenStream | None]] = {}
         self._staging = StagingArea(device=torch.device("cpu"))
 
@@ -130,7 +126,7 @@ class _FakeCore:
 
     def start_staging(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
         if self._expected is not None:
-            check_manifest(manifest, self._expected, dtype=self._dtype)
+            self._expected.check(manifest)
         self._staging.start(manifest, rendezvous, timeout_s=timeout_s)
 
     def poll_staging(self) -> tuple[str, ...] | None:
@@ -138,7 +134,8 @@ class _FakeCore:
         return None if staged is None else (staged.digest,)
 
     def commit(self, policy_version: int) -> list[GenerationResult]:
-        self._staging.take()
+        digest = self._staging.take().digest
+        self.identities = (digest if self._expected is None else self._expected.identity(digest),)
         self.policy_version = policy_version
         return []
 
@@ -157,8 +154,7 @@ def fake_engine_like(options: EngineOptions, *, policy_version: int = 0) -> Fake
         eos_token_id=tokenizer.eos_token_id,
         max_model_len=options.max_model_len,
         decode=lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True)),
-        expected=read_entries(directory),
-        dtype=options.dtype,
+        expected=expect_update(directory, options.dtype, options.adapter),
         policy_version=policy_version,
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from coati_rl.config.engine_rules import EngineFlags
 from coati_rl.config.named_values import named_values
+from coati_rl.model_files.adapter_files import AdapterSpec
 from coati_rl.types import Device
 
 
@@ -29,6 +30,7 @@ class EngineOptions:
             the CPU, vLLM's own on CUDA.
         quantization: how vLLM quantizes the weights that it loads; None: not at all.
         enforce_eager: run the model without compilation and CUDA graphs; None: on the CPU.
+        adapter: what updates hold beside the model, which serves as it was loaded; None: updates hold all weights.
         engine_args: others of vLLM's EngineArgs, which `check_engine_args` has checked.
     """
 
@@ -44,6 +46,7 @@ class EngineOptions:
     block_size: int | None = None
     quantization: str | None = None
     enforce_eager: bool | None = None
+    adapter: AdapterSpec | None = None
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod

@@ -21,7 +21,7 @@ class PendingCommit:
     policy_version: int
     in_flight: bool  # swap between two steps; False: when nothing is running and no episode is open
     deadline: float  # of time.monotonic()
-    future: Future[None]
+    future: Future[tuple[str, ...]]  # identities of the weights
 
     def is_due(self, num_running: int, open_episodes: Sequence[str]) -> bool:
         """Return True if the weights may be swapped now; an open episode may have no running request (tool call)."""

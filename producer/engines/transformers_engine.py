@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from coati_rl.errors import EngineError
-from coati_rl.transport.manifest import TensorEntry, WeightManifest
+from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import Completion, GenerationRequest, GenerationResult
-from producer.engines.checkpoint import check_manifest, find_checkpoint, read_entries
+from producer.engines.checkpoint import expect_update, find_checkpoint
 from producer.engines.decoding import DecodingBatch, Row
 from producer.engines.engine_thread import ThreadedEngine
 from producer.engines.options import EngineOptions
@@ -44,7 +44,7 @@ class _TransformersCore:
         self._max_num_seqs = options.max_num_seqs
         self._device = torch.device(options.device)
         self._staging = StagingArea(device=self._device)
-        self._expected: dict[str, TensorEntry] = {}
+        self.identities: tuple[str, ...] = ()
         self._eos_token_ids: frozenset[int] = frozenset()
         self._queue: deque[Row] = deque()
         self._batch: DecodingBatch | None = None
@@ -56,11 +56,11 @@ class _TransformersCore:
 
         transformers_logging.disable_progress_bar()
         directory = find_checkpoint(self._name)
-        self._expected = read_entries(directory, dtype=self._dtype)
+        self._expected = expect_update(directory, self._dtype, None)
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, self._dtype))
         self._model: Any = model.to(self._device).eval().requires_grad_(False)
         self._parameters: dict[str, torch.nn.Parameter] = dict(self._model.named_parameters())
-        differ = self._parameters.keys() ^ self._expected.keys()
+        differ = self._parameters.keys() ^ self._expected.entries.keys()
         if differ:
             names = ", ".join(sorted(differ)[:3])
             raise EngineError(
@@ -143,7 +143,7 @@ class _TransformersCore:
         answer(logprobs.cpu().numpy())
 
     def start_staging(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
-        check_manifest(manifest, self._expected, dtype=self._dtype)
+        self._expected.check(manifest)
         self._staging.start(manifest, rendezvous, timeout_s=timeout_s)
 
     def poll_staging(self) -> tuple[str, ...] | None:
@@ -152,6 +152,7 @@ class _TransformersCore:
 
     def commit(self, policy_version: int) -> list[GenerationResult]:
         staged = self._staging.take()
+        self.identities = (self._expected.identity(staged.digest),)
         with torch.no_grad():
             for name, tensor in staged.tensors:
                 self._parameters[name].copy_(tensor)  # a tied lm_head is the same memory

@@ -20,6 +20,7 @@ _TYPES = {"bool": bool, "int": int, "float": float, "str": str}  # of values; an
 _WEIGHTS = "every weight update has to fit the model as the trainers have it"
 _LAYOUT = "engines are sized and placed by -i and -ptp"
 _DISTRIBUTION = "training needs the log-probabilities of the distribution that was sampled from"
+_ADAPTERS = "use --lora-sync adapter, with --lora-rank and --lora-targets"
 _OWNED = {  # what stands in the way, by name
     "model": "use -m",
     "tokenizer": "use -m",
@@ -64,7 +65,13 @@ _OWNED = {  # what stands in the way, by name
     "code_revision": "use -m DIRECTORY for another revision",
     "tokenizer_revision": "use -m DIRECTORY for another revision",
     "trust_remote_code": "trainers run no code of a model's directory",
-    "enable_lora": "there are no adapters",
+    "enable_lora": _ADAPTERS,
+    "max_loras": _ADAPTERS,
+    "max_lora_rank": _ADAPTERS,
+    "max_cpu_loras": _ADAPTERS,
+    "lora_dtype": _ADAPTERS,
+    "lora_target_modules": _ADAPTERS,
+    "default_mm_loras": _ADAPTERS,
     "speculative_config": "weight updates do not reach a draft model",
     "spec_method": "weight updates do not reach a draft model",
     "spec_model": "weight updates do not reach a draft model",

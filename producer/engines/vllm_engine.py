@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 
 from coati_rl.errors import EngineError, TransferError, TransferTimeoutError
+from coati_rl.model_files.adapter_files import AdapterSpec
 from coati_rl.processes.shared_memory import unlink_mapped
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.transport.staging_memory import SharedFile
 from coati_rl.types import Device, GenerationRequest, GenerationResult
 from producer.engines.admission import RequestRefusedError
-from producer.engines.checkpoint import check_manifest, find_checkpoint, read_entries
+from producer.engines.checkpoint import expect_update, find_checkpoint
 from producer.engines.cpu_memory import cpu_kv_cache_bytes
 from producer.engines.engine_thread import ThreadedEngine
 from producer.engines.options import EngineOptions
 from producer.engines.token_stream import TokenStream
+from producer.engines.vllm_adapter import ServedAdapter
+from producer.engines.vllm_engine_args import engine_args
 from producer.engines.vllm_requests import Outputs, RunningRequest
 
-_CPU_BLOCK_SIZE = 32  # tokens, the least there; vLLM's 128 would compute shorter prompts once for each sample
-_MIN_BATCHED_TOKENS = 4096  # of a step, without chunked prefill
-_GPU_BATCHED_TOKENS = 2048  # vLLM's default on GPUs, for engines that run in their caller's process
 _PROBE_PREFIX = "coati probe "  # of request ids
 
 
@@ -36,56 +36,21 @@ class VllmEngine(ThreadedEngine):
 
     def __init__(self, options: EngineOptions, *, policy_version: int = 0) -> None:
         """Start loading; see `ThreadedEngine.wait_ready`. `policy_version`: see `create_engine`."""
-        core = _VllmCore(_engine_args(options), device=options.device)
+        core = _VllmCore(engine_args(options), device=options.device, adapter=options.adapter)
         super().__init__(core, policy_version=policy_version)
-
-
-def _engine_args(options: EngineOptions) -> dict[str, Any]:
-    """Return the arguments of vLLM's EngineArgs, by name."""
-    is_cpu, width = options.device == "cpu", options.tensor_parallel_size
-    arguments: dict[str, Any] = {
-        "model": options.model,
-        "tensor_parallel_size": width,
-        "distributed_executor_backend": "uni" if width == 1 else "mp",
-        "dtype": options.dtype,
-        "max_model_len": options.max_model_len,
-        "max_num_seqs": options.max_num_seqs + 1,  # one for a probe, which must not wait for a long response
-        "max_num_active_seqs": options.max_num_seqs,
-        "seed": options.seed,
-        "kv_cache_memory_bytes": options.kv_cache_memory_bytes,
-        "enable_prefix_caching": True,
-        "logprobs_mode": "processed_logprobs",
-        "worker_extension_cls": "producer.engines.vllm_worker.StagingWorkerExtension",
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-        "block_size": options.block_size,
-        "quantization": options.quantization,
-        "enforce_eager": is_cpu if options.enforce_eager is None else options.enforce_eager,
-    }
-    # Other code that depends on the device: engine_environment, and vllm_worker's tied lm_head.
-    if is_cpu:
-        arguments["block_size"] = options.block_size or _CPU_BLOCK_SIZE
-        # With chunked prefill vLLM rewinds the request's seeded generator, which CPU generators cannot do.
-        arguments["enable_chunked_prefill"] = False
-        arguments["max_num_batched_tokens"] = max(_MIN_BATCHED_TOKENS, options.max_model_len, arguments["max_num_seqs"])
-    else:
-        arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
-        if arguments["max_num_seqs"] > _GPU_BATCHED_TOKENS:  # a step decodes a token of each
-            arguments["max_num_batched_tokens"] = arguments["max_num_seqs"]
-        if width > 1:  # where nvcc is installed FlashInfer would compile the fused kernel, longer than a start may take
-            arguments["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
-    return arguments | dict(options.engine_args)
 
 
 class _VllmCore:
     """Implement `EngineCore` with vLLM's LLMEngine."""
 
-    def __init__(self, engine_args: dict[str, Any], *, device: Device) -> None:
+    def __init__(self, engine_args: dict[str, Any], *, device: Device, adapter: AdapterSpec | None = None) -> None:
         self.policy_version = 0
+        self.identities: tuple[str, ...] = ()
         self.vocab_size = 0
         self.max_model_len: int = engine_args["max_model_len"]
         self._engine_args = engine_args
         self._device = device
+        self._adapter = ServedAdapter(adapter)
         self._engine: Any = None
         self._running: dict[str, RunningRequest] = {}
         self._probes: dict[str, tuple[tuple[int, ...], Callable[[np.ndarray], None]]] = {}
@@ -102,12 +67,14 @@ class _VllmCore:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         directory = find_checkpoint(self._engine_args["model"])
-        self._expected = read_entries(directory, dtype=self._engine_args["dtype"])
+        self._expected = expect_update(directory, self._engine_args["dtype"], self._adapter.spec)
+        self._engine_args |= self._adapter.engine_args(self._expected.entries)
         if self._device == "cpu" and self._engine_args["kv_cache_memory_bytes"] is None:
             self._engine_args["kv_cache_memory_bytes"] = cpu_kv_cache_bytes(self._engine_args)
         self._engine = LLMEngine.from_engine_args(EngineArgs(**self._engine_args))
         self._engine.set_weight_version(str(self.policy_version))
-        workers = self._engine.collective_rpc("coati_prepare", args=(os.getpid(),))
+        adapter = self._adapter.to_json(self._expected.entries)
+        workers = self._engine.collective_rpc("coati_prepare", args=(os.getpid(), adapter))
         unlink_mapped({os.getpid(), *workers})  # queues between the ranks, which are all connected by now
         self.vocab_size = self._engine.model_config.get_vocab_size()
 
@@ -160,6 +127,7 @@ class _VllmCore:
         """Add new outputs to their requests and probes. Returns: the results of finished requests."""
         results = []
         for output in outputs:
+            self._adapter.check(output)
             if output.request_id in self._probes:
                 self._answer(output)
                 continue
@@ -211,9 +179,13 @@ class _VllmCore:
         return self._engine.engine_core.engine_core.scheduler  # runs in this process, unlike tensor-parallel workers
 
     def _add_request(self, request_id: str, token_ids: tuple[int, ...], params: Any) -> None:
-        """Add a request. Raises: RequestRefusedError, whatever vLLM raises: one request must not end the engine."""
+        """Add a request, of samples or of a probe: all get the serving adapter here, where there are adapters.
+
+        Raises: RequestRefusedError, whatever vLLM raises: one request must not end the engine.
+        """
+        adapter = self._adapter.request()
         try:
-            self._engine.add_request(request_id, _token_prompt(token_ids), params)
+            self._engine.add_request(request_id, _token_prompt(token_ids), params, lora_request=adapter)
         except Exception as error:
             with suppress(Exception):  # of its samples some may have been added
                 self._engine.abort_request([request_id])
@@ -230,7 +202,7 @@ class _VllmCore:
         answer(logprobs)
 
     def start_staging(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
-        check_manifest(manifest, self._expected, dtype=self._engine_args["dtype"])
+        self._expected.check(manifest)
         arguments = (manifest.to_json(), rendezvous.to_json(), timeout_s, self._shared_path(manifest, rendezvous))
         self._engine.collective_rpc("coati_start_staging", args=arguments)
 
@@ -269,7 +241,9 @@ class _VllmCore:
             while core.batch_queue:  # steps in flight (asynchronous scheduling) sample with the old weights
                 results += self.step()
             core.pause_scheduler("keep", clear_cache=True)  # running requests recompute keys and values
-            self._engine.collective_rpc("coati_commit")
+            digests = self._engine.collective_rpc("coati_commit")
+            self.identities = tuple(self._expected.identity(digest) for digest in digests if digest)
+            self._adapter.commit(policy_version)
             self._engine.set_weight_version(str(policy_version))
         finally:
             core.resume_scheduler()

@@ -12,9 +12,11 @@ from typing import Any, Literal
 from coati_rl.errors import TransferError, TransferTimeoutError
 from coati_rl.model_files.values import HEAD
 from coati_rl.processes.ending import end_with_parent
+from coati_rl.transport.checksum import HostDigest
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from producer.engines.staging import StagingArea
+from producer.engines.vllm_adapter import WorkerAdapter
 from producer.engines.vllm_sampler import draw_ahead
 
 StagingState = Literal["receiving", "staged", "failed", "timed out"]
@@ -31,12 +33,17 @@ class StagingWorkerExtension:
     vllm_config: Any
 
     coati_staging: StagingArea
+    coati_adapter: WorkerAdapter | None
 
-    def coati_prepare(self, engine_pid: int) -> int:
+    def coati_prepare(self, engine_pid: int, adapter: str) -> int:
         """Prepare the worker after loading; a worker process is killed by the kernel when the engine's process ends.
 
+        Args:
+            engine_pid: id of the engine's process.
+            adapter: see `ServedAdapter.to_json`.
         Returns: this process's id.
         """
+        self.coati_adapter = WorkerAdapter.prepared(adapter, self.model_runner.lora_manager) if adapter else None
         self.coati_staging = StagingArea(device=self.device, tensor_parallel_rank=self.rank)
         # It warns of layers without new weights, such as rotary embeddings; names are checked before the transfer.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
@@ -64,17 +71,23 @@ class StagingWorkerExtension:
             return "failed", str(error)
         return ("receiving", "") if staged is None else ("staged", staged.digest)
 
-    def coati_commit(self) -> None:
+    def coati_commit(self) -> str:
         """Load the staged weights; no step may be running. After an error the model is unusable.
 
         Layer by layer, each parameter is copied from what is staged: of a whole tensor in host memory, this rank's
         shard alone gets to its GPU.
+
+        Returns: the digest of what was loaded; empty of whole weights on a rank for which another one receives.
         """
         import torch
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
         staged = self.coati_staging.take()
+        if self.coati_adapter is not None:
+            self.coati_adapter.load(staged.tensors)
+            self._coati_synchronize()
+            return staged.digest or _host_digest(staged.tensors)
         model = self.model_runner.model
         with torch.no_grad(), torch.device(self.device), set_current_vllm_config(self.vllm_config):
             # load_weights() alone fails on CPU, where the weights of linear layers are packed and the originals freed.
@@ -82,12 +95,19 @@ class StagingWorkerExtension:
             model.load_weights(iter(staged.tensors))
             finalize_layerwise_reload(model, self.model_config)
             self._coati_repack_tied_head(model, [name for name, _ in staged.tensors])
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()  # the next update overwrites what copies read
+        self._coati_synchronize()
+        return staged.digest
 
     def coati_close(self) -> None:
         """Close the transfer group."""
         self.coati_staging.close()
+
+    def _coati_synchronize(self) -> None:
+        """Wait until a GPU has copied what was loaded: the next update overwrites what copies read."""
+        import torch
+
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def _coati_repack_tied_head(self, model: Any, updated: Sequence[str]) -> None:
         """Repack a tied lm_head on CPU: it is a packed copy of the embeddings, which a reload does not update.
@@ -102,3 +122,11 @@ class StagingWorkerExtension:
             return
         head.weight = embeddings.weight
         head.quant_method.process_weights_after_loading(head)
+
+
+def _host_digest(tensors: Sequence[tuple[str, Any]]) -> str:
+    """Return the digest of tensors that another rank has received, as it computes it."""
+    digest = HostDigest()
+    for _, tensor in tensors:
+        digest.add(tensor.view(-1))
+    return digest.bytes().hex()

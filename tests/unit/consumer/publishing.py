@@ -81,8 +81,10 @@ class Producer:
     def commit_weights(self, policy_version: int, probe: Sequence[int], *, timeout_s: float) -> CommitResult:
         if self.commit_faults:
             raise self.commit_faults.pop(0)
-        self.serves, self.version = dict(self._area.take().tensors), policy_version
-        return CommitResult(seconds=0.0, probe_logprobs=np.array(probe[1:], dtype=np.float32))
+        staged = self._area.take()
+        self.serves, self.version = dict(staged.tensors), policy_version
+        logprobs = np.array(probe[1:], dtype=np.float32)
+        return CommitResult(seconds=0.0, probe_logprobs=logprobs, identities=(staged.digest,))
 
     def close(self) -> None:
         self._area.close()

@@ -23,15 +23,18 @@ def report_step(coordinator, step):
     coordinator.report_step(step, {"loss": 0.0})
 
 
-def report_staged(coordinator, item, *, staged=None, failed=None):
+def report_staged(coordinator, item, *, staged=None, failed=None, identity=""):
     staged = item.members if staged is None else staged
-    report = SyncReport(index=item.index, staged=staged, failed=failed or {}, seconds=0.1, digest="d")
+    report = SyncReport(
+        index=item.index, staged=staged, failed=failed or {}, seconds=0.1, digest="d", identity=identity
+    )
     coordinator.report_sync(report)
     return staged
 
 
-def report_commit(coordinator, producer, version, *, error=None, probe=()):
-    result = CommitResult(seconds=0.01, probe_logprobs=np.array(probe, dtype=np.float32))
+def report_commit(coordinator, producer, version, *, error=None, probe=(), identities=()):
+    logprobs = np.array(probe, dtype=np.float32)
+    result = CommitResult(seconds=0.01, probe_logprobs=logprobs, identities=identities)
     coordinator.report_commit(
         CommitReport(producer=producer, policy_version=version, error=error, result=None if error else result)
     )

@@ -167,6 +167,21 @@ def test_an_engine_whose_answers_differ_from_the_trainers_stops_the_run(make_coo
         work(coordinator, 1)
 
 
+@pytest.mark.parametrize("served", [("b2", "b2"), ("b2", "c3"), ()])
+def test_every_rank_of_an_engine_must_serve_the_weights_that_the_trainers_have(make_coordinator, served):
+    coordinator = make_coordinator()
+    coordinator.add_producer(0, version=-1)
+    report_staged(coordinator, work(coordinator, 0), identity="b2")
+    report_commit(coordinator, 0, 0, identities=served)
+    if set(served) == {"b2"}:
+        (record,) = events(coordinator, "sync")
+        assert record["identity"] == "b2"
+        return
+    problem = r"^producer-0 serves weights with identities .* as version 0, the trainers have b2: "
+    with pytest.raises(RunError, match=problem):
+        work(coordinator, 1)
+
+
 def test_a_producer_that_joins_late_gets_current_weights_before_its_first_prompt(make_coordinator, make_group):
     coordinator = make_coordinator(num_prompts=16)
     coordinator.add_producer(0, version=0)

@@ -71,7 +71,7 @@ def test_an_evaluation_is_a_curve_but_no_line_of_metrics_jsonl():
 
 
 def test_a_weight_sync_is_a_line_of_syncs_jsonl():
-    details = {"producers": [0, 2], "seconds": 0.5, "digest": "a1"}
+    details = {"producers": [0, 2], "seconds": 0.5, "digest": "a1", "identity": "b2", "bytes": 640}
     details |= {"commit_s": 0.02, "probe_gap_mean": 1e-7, "probe_gap_max": 3e-7}
     jsonl, tensorboard, syncs = recorded({"event": "sync", "policy_version": 4, **details})
     assert jsonl == tensorboard == []

@@ -27,6 +27,7 @@ class ScriptedCore:
 
     vocab_size = 100
     max_model_len = 10
+    identities = ("identity",)
 
     def __init__(self, **failures: BaseException) -> None:
         self.failures = failures

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.adapter_files import AdapterSpec
 from producer.engines import EngineOptions, create_engine, engine_environment
 
 
@@ -34,3 +35,10 @@ def test_the_environment_keeps_the_engine_in_process_and_pinned():
     assert "TORCHDYNAMO_DISABLE" not in engine_environment("cuda", 1)
     assert engine_environment("cpu", 2)["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
     assert all(isinstance(value, str) for value in cpu.values())
+
+
+@pytest.mark.parametrize(("backend", "quantization"), [("transformers", None), ("vllm", "fp8")])
+def test_adapters_alone_are_for_a_base_of_vllm_that_is_not_quantized(backend, quantization):
+    spec = AdapterSpec(rank=4, alpha=8.0, targets=("q_proj",))
+    with pytest.raises(ConfigError, match="use --lora-sync merged"):
+        create_engine(backend, EngineOptions(model="m", max_model_len=8, adapter=spec, quantization=quantization))

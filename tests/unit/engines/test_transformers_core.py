@@ -47,7 +47,7 @@ def test_sample_i_of_a_request_has_the_requests_seed_plus_i(core):
 
 def test_after_a_commit_running_samples_go_on_under_the_new_weights_alone(core, make_model_dir, monkeypatch):
     other = AutoModelForCausalLM.from_pretrained(make_model_dir(1), dtype=torch.float32)
-    staged = SimpleNamespace(tensors=[(name, weight.detach()) for name, weight in other.named_parameters()])
+    staged = SimpleNamespace(tensors=[(name, weight.detach()) for name, weight in other.named_parameters()], digest="d")
     monkeypatch.setattr(core._staging, "take", lambda: staged)
     add(core, num_samples=4, seed=3)
     for _ in range(3):
@@ -84,7 +84,7 @@ def test_an_aborted_request_keeps_its_tokens_and_the_others_go_on_as_if_alone(co
 
 def test_what_is_aborted_right_after_a_commit_is_not_decoded_again(core, make_model_dir, monkeypatch):
     other = AutoModelForCausalLM.from_pretrained(make_model_dir(1), dtype=torch.float32)
-    staged = SimpleNamespace(tensors=[(name, weight.detach()) for name, weight in other.named_parameters()])
+    staged = SimpleNamespace(tensors=[(name, weight.detach()) for name, weight in other.named_parameters()], digest="d")
     monkeypatch.setattr(core._staging, "take", lambda: staged)
     add(core, num_samples=2, seed=3)
     add(core, num_samples=2, seed=100)

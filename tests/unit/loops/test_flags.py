@@ -203,6 +203,10 @@ IN_RUNS = {
     "value_huber": Row(0.01, metric("value_grad_norm"), base=PPO),
     "enable_profiling": Row(True, lambda t: [*map(str, t.paths.run_dir.glob("profile/*.json"))] != [], False, True),
     "inflight_update": Row(True, lambda t: set(t.engines[0].commits_in_flight), {False}, {True}),
+    "lora_sync": Row(
+        "adapter", lambda t: {any("lora_A" in name for name in names) for names in t.engines[0].names_received},
+        {False}, {True}, {"lora_rank": 2},
+    ),
     "weight_transport": Row("gloo", lambda t: set(t.engines[0].wires), {"shm"}, {"gloo"}),
     "probe_interval": Row(2, num_probed_syncs, 3, 2),
     "sync_timeout_s": Row(7.0, lambda t: set(t.engines[0].staging_timeouts), {60.0}, {7.0}),

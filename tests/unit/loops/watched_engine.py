@@ -5,6 +5,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from coati_rl.errors import RunError
+from coati_rl.model_files.identity import weights_identity
 from coati_rl.types import GenerationResult
 
 
@@ -36,6 +37,7 @@ class WatchedEngine:
         self.max_sequences = 0
         self.staging_timeouts = []
         self.wires = []  # by which weights came
+        self.names_received = []  # of tensors, by update
         self.commits_in_flight = []
 
     def __getattr__(self, name):
@@ -66,13 +68,16 @@ class WatchedEngine:
     def stage_weights(self, manifest, rendezvous, *, timeout_s):
         self.staging_timeouts.append(timeout_s)
         self.wires.append(rendezvous.backend)
-        return self._engine.stage_weights(manifest, rendezvous, timeout_s=timeout_s)
+        self.names_received.append({entry.name for entry in manifest.entries})
+        digests = self._engine.stage_weights(manifest, rendezvous, timeout_s=timeout_s)
+        self._identities = tuple(weights_identity(manifest.base, digest) for digest in digests)
+        return digests
 
     def commit_weights(self, policy_version, *, in_flight, timeout_s):
         self.commits_in_flight.append(in_flight)
         if self._forgets_to_commit and len(self.commits_in_flight) > 1:
-            return
-        self._engine.commit_weights(policy_version, in_flight=in_flight, timeout_s=timeout_s)
+            return self._identities  # as if it had not
+        return self._engine.commit_weights(policy_version, in_flight=in_flight, timeout_s=timeout_s)
 
 
 class InlineReward:

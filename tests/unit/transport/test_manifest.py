@@ -1,6 +1,7 @@
 """Test the manifest: its entries, buckets and refusals."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ def manifest(*entries: TensorEntry, bucket_bytes: int = 64) -> WeightManifest:
 def test_json_and_back_is_the_same_manifest():
     original = manifest(entry("a", 2, 3), entry("b", dtype="bfloat16"), entry("ü", 5, dtype="float16", sender=2))
     assert WeightManifest.from_json(original.to_json()) == original
+    of_adapters = replace(original, base="b0")
+    assert WeightManifest.from_json(of_adapters.to_json()) == of_adapters
     assert "\n" not in original.to_json()
 
 
@@ -98,11 +101,12 @@ def test_a_bucket_ends_where_the_sender_changes_however_often_it_does():
         ({"entries": [["a", "float32", [1], -1]]}, "sender -1"),
         ({"entries": [["a", "float32", [1], True]]}, "True"),
         ({"entries": [["a", "float32", [1], "0"]]}, "expected"),
+        ({"base": None}, "base is None"),
         ({"surplus": 1}, "surplus"),
     ],
 )
 def test_a_malformed_manifest_is_refused_with_the_reason(change, message):
-    fields = {"policy_version": 7, "bucket_bytes": 64, "entries": [["a", "float32", [1], 0]]}
+    fields = {"policy_version": 7, "bucket_bytes": 64, "base": "", "entries": [["a", "float32", [1], 0]]}
     assert WeightManifest.from_json(json.dumps(fields)).entries == (entry("a", 1),)
     with pytest.raises(TransferError, match=message):
         WeightManifest.from_json(json.dumps(fields | change))

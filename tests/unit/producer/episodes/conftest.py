@@ -150,9 +150,7 @@ def play_file(model, template, lease_of):
                 text=said,
             )
 
-        core = _FakeCore(
-            vocab_size=257, eos_token_id=256, max_model_len=4000, decode=template.decode, expected=None, dtype="float32"
-        )
+        core = _FakeCore(vocab_size=257, eos_token_id=256, max_model_len=4000, decode=template.decode, expected=None)
         core._complete = complete
         engine = ThreadedEngine(core, policy_version=0)
         opened.append(engine)

@@ -1,7 +1,7 @@
 """Define the data exchanged between the services: prompts, leases, completions, trajectories, rollout groups.
 
-G episodes per prompt (group size); L tokens of a trajectory, N of them in the loss; T tokens of an engine's answer.
-Arrays are NumPy, so that they cross Ray without a copy.
+G episodes per prompt (group size); L tokens of a trajectory, N of them in the loss; T tokens of an engine's answer;
+arrays are NumPy's.
 """
 
 from collections.abc import Sequence
@@ -290,10 +290,7 @@ class CommitResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationResult:
-    """Hold an engine's answer to one request: all its completions in sample order, or an error.
-
-    Of an aborted request, samples that had not ended have the finish reason "abort" and the tokens sampled so far.
-    """
+    """Hold an engine's answer to one request: its completions in sample order ("abort": cut off), or an error."""
 
     request_id: str
     completions: tuple[Completion, ...] = field(default=())

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapted_layers import A, B, adapted_layers, last_parts
-from coati_rl.model_files.adapter_files import PREFIX, WEIGHTS_FILE, AdapterSpec, read_adapter
+from coati_rl.model_files.adapter_files import ALL_LINEAR, PREFIX, WEIGHTS_FILE, AdapterSpec, read_adapter
 from consumer.adapters.rank_sums import sum_backward, sum_forward
 from consumer.models.scalar_head import scalar_head
 from consumer.parallel.layout import Layout

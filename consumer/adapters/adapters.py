@@ -74,7 +74,9 @@ class Adapters:
 
     def as_peft(self, *, has_scalar_head: bool) -> dict[str, Any]:
         """Return the contents of PEFT's adapter_config.json."""
-        targets = tuple({name.rpartition(".")[2] for name in self.layers})
+        targets = self.source.spec.targets
+        if targets == (ALL_LINEAR,):
+            targets = tuple({name.rpartition(".")[2] for name in self.layers})
         return self.source.spec.as_peft(base=self.source.base, has_scalar_head=has_scalar_head, targets=targets)
 
     def attach(self, model: nn.Module, layout: Layout) -> None:
@@ -101,15 +103,8 @@ class Adapters:
         self._full, self.parameters = {}, {}  # those of other pipeline stages are dropped
 
     def merged(self, weight: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return weight + scale * b @ a, summed in float32 and rounded once.
-
-        Args:
-            weight: [out, in].
-            a: [rank, in].
-            b: [out, rank].
-            dtype: of the result.
-        """
-        return torch.addmm(weight.float(), b.float(), a.float(), alpha=self.source.spec.scale).to(dtype)
+        """Return a layer's weight with its adapter; see `with_product`."""
+        return with_product(weight, a, b, scale=self.source.spec.scale, dtype=dtype)
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -165,6 +160,19 @@ class _Hook:
         return rows.view(output.shape)
 
 
+def with_product(weight: Tensor, a: Tensor, b: Tensor, *, scale: float, dtype: torch.dtype) -> Tensor:
+    """Return weight + scale * b @ a, summed in float32 and rounded once.
+
+    Args:
+        weight: [out, in].
+        a: [rank, in].
+        b: [out, rank].
+        scale: of the product.
+        dtype: of the result.
+    """
+    return torch.addmm(weight.float(), b.float(), a.float(), alpha=scale).to(dtype)
+
+
 def adapter_infos(
     model: PreTrainedModel, infos: Sequence[ParameterInfo], spec: AdapterSpec
 ) -> tuple[ParameterInfo, ...]:
@@ -182,15 +190,18 @@ def _targets(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
     ]
     if tuple(targets) == (ALL_LINEAR,):
         return linear
-    wanted = set(targets)
-    found = [name for name in linear if name.rpartition(".")[2] in wanted]
-    if missing := wanted - {name.rpartition(".")[2] for name in found}:
+    if missing := [target for target in targets if not any(_is_named(name, target) for name in linear)]:
         known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
         raise ConfigError(
-            f"--lora-targets {','.join(targets)}: {', '.join(sorted(missing))} is no linear layer of "
+            f"--lora-targets {','.join(targets)}: {', '.join(sorted(missing)[:_MAX_NAMED])} is no linear layer of "
             f"{type(model).__name__} that takes an adapter; it has {known}"
         )
-    return found
+    return [name for name in linear if any(_is_named(name, target) for target in targets)]
+
+
+def _is_named(name: str, target: str) -> bool:
+    """Return True if a target is a layer's name or its last parts, as in PEFT, which writes whole names of its own."""
+    return name == target or name.endswith(f".{target}")
 
 
 def _infos(name: str, weight: ParameterInfo, rank: int) -> tuple[ParameterInfo, ParameterInfo]:
@@ -230,13 +241,20 @@ def read_start(directory: Path, infos: Sequence[ParameterInfo]) -> dict[str, Ten
     return tensors
 
 
-def check_tensors(directory: Path, where: str, infos: Sequence[ParameterInfo]) -> None:
+def check_tensors(
+    directory: Path,
+    where: str,
+    infos: Sequence[ParameterInfo],
+    *,
+    model: str = "the model, --lora-rank and --lora-targets",
+) -> None:
     """Raise ConfigError unless an adapter's tensors have the names and shapes of `infos`.
 
     Args:
         directory: of the adapter.
         where: flag and value, for messages.
         infos: of the factors, and of what is trained beside them.
+        model: what they are of, for messages.
     """
     found, expected = read_adapter(directory, where).shapes, {info.name: info.shape for info in infos}
     problems = [
@@ -250,6 +268,4 @@ def check_tensors(directory: Path, where: str, infos: Sequence[ParameterInfo]) -
     ]
     if problems:
         more = f" and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
-        raise ConfigError(
-            f"{where}: does not fit the model, --lora-rank and --lora-targets: {'; '.join(problems[:_MAX_NAMED])}{more}"
-        )
+        raise ConfigError(f"{where}: does not fit {model}: {'; '.join(problems[:_MAX_NAMED])}{more}")

@@ -63,7 +63,7 @@ def model_tensors(directory: Path, where: str | None = None) -> dict[str, Stored
     Raises: ConfigError, which begins with `where`.
     """
     where = where or f"model {directory}"
-    stored = read_stored(directory, where)
+    stored = read_stored(directory, where, takes_any=True)
     if read_config(directory, where).get_text_config().tie_word_embeddings and not has_own_head(stored, None, where):
         return {name: each for name, each in stored.items() if not name.endswith(HEAD)}
     return stored

@@ -3,8 +3,7 @@
 Both are computed by transformers in float32, whatever the files' dtype, of the same token ids. Where weights are stored
 in float32, a sum of products is rounded in another order: the bound is 1e-4 nats. Where they are rounded to bfloat16
 there are two bounds: 1e-4 nats to the base whose adapted weights are rounded in the same way, so that nothing else
-differs; and on average the merged model must be nearer to the base with the adapter than the base alone is: else
-rounding has changed more than training.
+differs; and on average rounding may change half as much as the adapter does: else most of training would be lost.
 """
 
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import describe_parameters
 
 BOUND = 1e-4  # nats, or values of a scalar head up to 1; larger ones: of their size
+_MAX_ROUNDING = 0.5  # of what the adapter does
 _NUM_SEQUENCES, _NUM_TOKENS = 4, 32
 
 
@@ -78,10 +78,10 @@ def prove(merged: Path, base: Path, adapter: AdapterDirectory, *, where: str) ->
         )
     if not proof.is_zero and torch.equal(found, plain):
         raise RunError(f"{where}: the merged model computes what the base {base} does; nothing was written")
-    if not proof.is_zero and is_rounded and proof.mean >= proof.mean_of_base:
+    if not proof.is_zero and is_rounded and proof.mean > _MAX_ROUNDING * proof.mean_of_base:
         raise ConfigError(
             f"{where}: rounding to the base's dtype changes outputs by {proof.mean:.2g} on average, and the adapter by "
-            f"{proof.mean_of_base:.2g}: the merged model would have lost it; use --precision fp32"
+            f"{proof.mean_of_base:.2g}: it would be lost; use --precision fp32"
         )
     return proof
 

@@ -30,6 +30,8 @@ def create_engine(
         raise ConfigError(
             f"--backend {backend} has no tensor parallelism: use -ptp 1 instead of {options.tensor_parallel_size}"
         )
+    if backend != "vllm" and options.adapters:
+        raise ConfigError(f"--backend {backend} has no adapters: use vllm, or merge them (coati-rl merge)")
     engine: ThreadedEngine
     if backend == "vllm":
         from producer.engines.vllm_engine import VllmEngine

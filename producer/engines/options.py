@@ -29,6 +29,7 @@ class EngineOptions:
             the CPU, vLLM's own on CUDA.
         quantization: how vLLM quantizes the weights that it loads; None: not at all.
         enforce_eager: run the model without compilation and CUDA graphs; None: on the CPU.
+        adapters: directories of LoRA adapters by the name that requests give; a name never stands for two. vLLM only.
         engine_args: others of vLLM's EngineArgs, which `check_engine_args` has checked.
     """
 
@@ -44,6 +45,7 @@ class EngineOptions:
     block_size: int | None = None
     quantization: str | None = None
     enforce_eager: bool | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod

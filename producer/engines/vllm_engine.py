@@ -5,7 +5,7 @@ when the engine loads, with the environment variables of `engine_environment`; a
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +23,7 @@ from producer.engines.cpu_memory import cpu_kv_cache_bytes
 from producer.engines.engine_thread import ThreadedEngine
 from producer.engines.options import EngineOptions
 from producer.engines.token_stream import TokenStream
+from producer.engines.vllm_adapters import adapter_arguments, lora_requests
 from producer.engines.vllm_requests import Outputs, RunningRequest
 
 _CPU_BLOCK_SIZE = 32  # tokens, the least there; vLLM's 128 would compute shorter prompts once for each sample
@@ -36,7 +37,7 @@ class VllmEngine(ThreadedEngine):
 
     def __init__(self, options: EngineOptions, *, policy_version: int = 0) -> None:
         """Start loading; see `ThreadedEngine.wait_ready`. `policy_version`: see `create_engine`."""
-        core = _VllmCore(_engine_args(options), device=options.device)
+        core = _VllmCore(_engine_args(options), device=options.device, adapters=options.adapters)
         super().__init__(core, policy_version=policy_version)
 
 
@@ -74,18 +75,20 @@ def _engine_args(options: EngineOptions) -> dict[str, Any]:
             arguments["max_num_batched_tokens"] = arguments["max_num_seqs"]
         if width > 1:  # where nvcc is installed FlashInfer would compile the fused kernel, longer than a start may take
             arguments["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
-    return arguments | dict(options.engine_args)
+    return arguments | adapter_arguments(options.adapters) | dict(options.engine_args)
 
 
 class _VllmCore:
     """Implement `EngineCore` with vLLM's LLMEngine."""
 
-    def __init__(self, engine_args: dict[str, Any], *, device: Device) -> None:
+    def __init__(self, engine_args: dict[str, Any], *, device: Device, adapters: Mapping[str, str]) -> None:
         self.policy_version = 0
         self.vocab_size = 0
         self.max_model_len: int = engine_args["max_model_len"]
         self._engine_args = engine_args
         self._device = device
+        self._adapters = adapters  # directories by name
+        self._loras: dict[str | None, Any] = {None: None}  # of requests, by the adapter's name
         self._engine: Any = None
         self._running: dict[str, RunningRequest] = {}
         self._probes: dict[str, tuple[tuple[int, ...], Callable[[np.ndarray], None]]] = {}
@@ -106,6 +109,10 @@ class _VllmCore:
         if self._device == "cpu" and self._engine_args["kv_cache_memory_bytes"] is None:
             self._engine_args["kv_cache_memory_bytes"] = cpu_kv_cache_bytes(self._engine_args)
         self._engine = LLMEngine.from_engine_args(EngineArgs(**self._engine_args))
+        self._loras |= lora_requests(self._adapters)
+        for lora in self._loras.values():
+            if lora is not None:  # so that one that does not fit is refused here
+                self._engine.add_lora(lora)
         self._engine.set_weight_version(str(self.policy_version))
         workers = self._engine.collective_rpc("coati_prepare", args=(os.getpid(),))
         unlink_mapped({os.getpid(), *workers})  # queues between the ranks, which are all connected by now
@@ -134,7 +141,7 @@ class _VllmCore:
             output_kind=RequestOutputKind.FINAL_ONLY if stream is None else RequestOutputKind.CUMULATIVE,
             structured_outputs=StructuredOutputsParams(json=request.json_schema) if request.json_schema else None,
         )
-        self._add_request(request.request_id, request.token_ids, params)
+        self._add_request(request.request_id, request.token_ids, params, self._loras[request.lora])
         self._running[request.request_id] = RunningRequest(request, stream)
 
     def abort(self, request_id: str) -> GenerationResult | None:
@@ -210,10 +217,10 @@ class _VllmCore:
     def _scheduler(self) -> Any:
         return self._engine.engine_core.engine_core.scheduler  # runs in this process, unlike tensor-parallel workers
 
-    def _add_request(self, request_id: str, token_ids: tuple[int, ...], params: Any) -> None:
+    def _add_request(self, request_id: str, token_ids: tuple[int, ...], params: Any, lora: Any = None) -> None:
         """Add a request. Raises: RequestRefusedError, whatever vLLM raises: one request must not end the engine."""
         try:
-            self._engine.add_request(request_id, _token_prompt(token_ids), params)
+            self._engine.add_request(request_id, _token_prompt(token_ids), params, lora_request=lora)
         except Exception as error:
             with suppress(Exception):  # of its samples some may have been added
                 self._engine.abort_request([request_id])

@@ -14,11 +14,13 @@ from coati_rl.model_files.adapter_files import AdapterDirectory, read_adapter
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of vLLM's LoRAConfig
 
 
-def adapter_arguments(directories: Mapping[str, str]) -> dict[str, Any]:
+def adapter_arguments(directories: Mapping[str, str], *, is_cpu: bool) -> dict[str, Any]:
     """Return the arguments of vLLM's EngineArgs for adapters by name; none without adapters.
 
     The layers are listed: with all of vLLM's, the LM head too, a request for a prompt's log-probabilities ends an
     engine on the CPU.
+
+    On the CPU vLLM computes what has no adapter, whose place is -1, with the last place's one: that place stays empty.
 
     Raises: ConfigError for a rank that is larger than vLLM's largest.
     """
@@ -30,8 +32,8 @@ def adapter_arguments(directories: Mapping[str, str]) -> dict[str, Any]:
         raise ConfigError(f"an adapter has rank {rank}, and vLLM takes at most {_RANKS[-1]}; merge it (coati-rl merge)")
     return {
         "enable_lora": True,
-        "max_loras": len(adapters),
-        "max_cpu_loras": len(adapters),
+        "max_loras": len(adapters) + is_cpu,
+        "max_cpu_loras": len(adapters) + is_cpu,
         "max_lora_rank": next(each for each in _RANKS if each >= rank),
         "lora_target_modules": sorted({name for adapter in adapters for name in layer_names(adapter)}),
     }

@@ -75,19 +75,21 @@ def _engine_args(options: EngineOptions) -> dict[str, Any]:
             arguments["max_num_batched_tokens"] = arguments["max_num_seqs"]
         if width > 1:  # where nvcc is installed FlashInfer would compile the fused kernel, longer than a start may take
             arguments["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
-    return arguments | adapter_arguments(options.adapters) | dict(options.engine_args)
+    return arguments | adapter_arguments(options.adapters, is_cpu=is_cpu) | dict(options.engine_args)
 
 
 class _VllmCore:
     """Implement `EngineCore` with vLLM's LLMEngine."""
 
-    def __init__(self, engine_args: dict[str, Any], *, device: Device, adapters: Mapping[str, str]) -> None:
+    def __init__(
+        self, engine_args: dict[str, Any], *, device: Device, adapters: Mapping[str, str] | None = None
+    ) -> None:
         self.policy_version = 0
         self.vocab_size = 0
         self.max_model_len: int = engine_args["max_model_len"]
         self._engine_args = engine_args
         self._device = device
-        self._adapters = adapters  # directories by name
+        self._adapters = adapters or {}  # directories by name
         self._loras: dict[str | None, Any] = {None: None}  # of requests, by the adapter's name
         self._engine: Any = None
         self._running: dict[str, RunningRequest] = {}
@@ -220,7 +222,8 @@ class _VllmCore:
     def _add_request(self, request_id: str, token_ids: tuple[int, ...], params: Any, lora: Any = None) -> None:
         """Add a request. Raises: RequestRefusedError, whatever vLLM raises: one request must not end the engine."""
         try:
-            self._engine.add_request(request_id, _token_prompt(token_ids), params, lora_request=lora)
+            named = {} if lora is None else {"lora_request": lora}
+            self._engine.add_request(request_id, _token_prompt(token_ids), params, **named)
         except Exception as error:
             with suppress(Exception):  # of its samples some may have been added
                 self._engine.abort_request([request_id])

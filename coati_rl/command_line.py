@@ -23,6 +23,8 @@ COMMANDS = {
     "generate": ("rl_generate:run", "sample, score and write responses to the prompts of a dataset (rl_generate.py)"),
     "score": ("rewards.__main__:score", "score responses: JSON lines from stdin to stdout"),
     "plot": ("coati_rl.observability.plot:main", "plot rewards, accuracies and losses of runs in one figure"),
+    "merge": ("consumer.merge_command:main", "merge an adapter into its base: a Hugging Face model, checked"),
+    "weights": ("coati_rl.checkpoint.weights_command:main", "say which weights a directory holds, and how two differ"),
     "serve": ("producer.__main__:serve", "serve a model over HTTP by OpenAI's API"),
     "serve-rewards": ("rewards.__main__:serve", "serve scores over HTTP to runs on this machine or others"),
 }

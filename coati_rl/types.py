@@ -218,8 +218,7 @@ class RolloutGroup:
     cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # what follows from it
 
     def __post_init__(self) -> None:
-        episodes = [trajectory.episode for trajectory in self.trajectories]
-        count = len(self.scores)
+        episodes, count = [trajectory.episode for trajectory in self.trajectories], len(self.scores)
         if not count or sorted(set(episodes)) != [*range(count)] or episodes != sorted(episodes):
             need = f"{count} scores: need trajectories of episode 0, 1, ... in order, a score of each, at least 1"
             raise ValueError(f"trajectories of the episodes {episodes}, {need}")
@@ -264,6 +263,7 @@ class GenerationRequest:
     num_samples: int
     sampling: SamplingParams
     json_schema: str | None = None  # JSON text that samples are constrained to; only vLLM can
+    lora: str | None = None  # the engine's name of an adapter that it was made with; only vLLM has them
     min_policy_version: int = -1  # for the first token; the engine waits for its commit
     episode_id: str | None = None  # of an open episode, whose turns are requests; None: an episode of its own
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.checkpoint.directory import OBJECTIVE_KEY, load_state, role_directory
 from coati_rl.checkpoint.resumed_run import DATE_KEY
+from coati_rl.checkpoint.saved_adapter import WEIGHTS_KEY
 from coati_rl.checkpoint.tokenizer_files import read_tokenizer_files
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.data.packing import blank_micro_batch
@@ -31,7 +32,7 @@ from consumer.models.policy_model import DTYPES, Output, make_input
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.process_group import collective
 from consumer.role_models import RoleModel
-from consumer.saving import save_models
+from consumer.saving import identity_in_background, save_models
 from consumer.sent_weights import SentWeights
 
 
@@ -86,6 +87,9 @@ class Backend:
         self.policy = self.models["policy"]
         base = config.models["policy"].directory if config.sends_adapters else None
         self._sent = SentWeights(self.policy, self.layout, config.wire_dtype, base=base)
+        # Of what adapters are trained on; of the rank that writes it. Read now, as the directory may change.
+        is_named = self.policy.adapters is not None and self.layout.sender == 0
+        self._base_identity = identity_in_background(config.models["policy"].directory) if is_named else None
         self._views = {
             role: AdapterView(self.models[each.shares], each.adapters.directory if each.adapters else None)
             for role, each in config.models.items()
@@ -243,6 +247,7 @@ class Backend:
                 "rng_state": b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
                 **({} if date is None else {DATE_KEY: date}),
                 **({OBJECTIVE_KEY: json.loads(adapted)} if adapted != "{}" else {}),
+                **({} if self._base_identity is None else {WEIGHTS_KEY: {"base": self._base_identity.result()}}),
             },
             tokenizer_files=self._tokenizer_files,
             files=files or {},

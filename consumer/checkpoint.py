@@ -9,11 +9,8 @@ written from memory; all ranks share one file system.
 import copy
 import json
 import logging
-import os
-import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,12 +23,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coati_rl.checkpoint.directory import prune, role_directory, write_manifest, write_state
+from coati_rl.checkpoint.saved_adapter import WEIGHTS_KEY, recorded_weights
 from coati_rl.checkpoint.tokenizer_files import write_files
-from coati_rl.disk import disk_problem
-from coati_rl.errors import ConfigError, RunError
+from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapter_files import PREFIX, WEIGHTS_FILE, write_adapter_config
 from coati_rl.model_files.saving import write_settings
 from consumer.parallel.parameters import ParameterInfo
+from consumer.whole_directory import flush, publish, weight_disk_errors
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +65,7 @@ class CheckpointWriter:
         self._partial = nested_partial or directory.with_name(f".{directory.name}.partial")
         self._is_nested = nested_partial is not None
         self._peft = peft
-        self.files = _cut_into_files(infos, dtype.itemsize, max_file_bytes)  # names of parameters, file by file
+        self.files = cut_into_files(infos, dtype.itemsize, max_file_bytes)  # names of parameters, file by file
 
     def nested(self, role: str, infos: Sequence[ParameterInfo], peft: Mapping[str, Any] | None) -> "CheckpointWriter":
         """Return the writer of another model of the same checkpoint, in a directory of its own."""
@@ -76,7 +74,7 @@ class CheckpointWriter:
 
     def begin(self) -> None:
         """Create an empty partial directory. Raises: RunError on a disk error, as do the other methods."""
-        with _disk_errors(self.directory):
+        with weight_disk_errors(self.directory):
             if self._is_nested:
                 self._partial.mkdir()
                 return
@@ -92,7 +90,7 @@ class CheckpointWriter:
 
         Returns: the digests of the files by name.
         """
-        with _disk_errors(self.directory):
+        with weight_disk_errors(self.directory):
             model, optimizer = self._file_name("model", number), self._file_name("optimizer", number)
             prefix = "" if self._peft is None else PREFIX
             saved = {f"{prefix}{name}": weight for name, weight in weights.items()}
@@ -122,10 +120,12 @@ class CheckpointWriter:
             keep: number of checkpoints to keep in the parent directory, this one included; None: all.
         """
         self.describe(model, settings_dir, files or {})
-        with _disk_errors(self.directory):
+        with weight_disk_errors(self.directory):
+            if (weights := state.get(WEIGHTS_KEY)) is not None:  # the base's identity; its own is that of the files
+                state = {**state, WEIGHTS_KEY: recorded_weights(self._partial, weights["base"])}
             write_state(self._partial, state)
             write_manifest(self._partial, digests or {})
-            _publish(self._partial, self.directory)
+            publish(self._partial, self.directory)
             if keep is not None:
                 prune(self.directory.parent, keep)
 
@@ -134,7 +134,7 @@ class CheckpointWriter:
 
         Of adapters PEFT reads one file, into which those of all ranks go.
         """
-        with _disk_errors(self.directory):
+        with weight_disk_errors(self.directory):
             if self._peft is not None:
                 write_adapter_config(self._partial, self._peft)
                 self._join_adapters()
@@ -153,7 +153,7 @@ class CheckpointWriter:
         # contiguous() copies where needed: safetensors refuses tensors that share memory or are views.
         saved = {key: tensor.contiguous() for key, tensor in tensors.items()}
         save_file(saved, self._partial / name, metadata)
-        _flush(self._partial / name)
+        flush(self._partial / name)
         return _digest_of_saved(self._partial / name, saved)
 
     def _write_index(self) -> None:
@@ -229,19 +229,7 @@ def _digest_of_saved(path: Path, tensors: Mapping[str, Tensor]) -> str:
     return str(hasher.hexdigest())
 
 
-@contextmanager
-def _disk_errors(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"checkpoint {disk_problem(directory, error)}") from error
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))  # Rust's text for an errno
-        cause = OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
-        raise RunError(f"checkpoint {disk_problem(directory, cause)}") from error
-
-
-def _cut_into_files(infos: Sequence[ParameterInfo], itemsize: int, max_bytes: int) -> list[list[str]]:
+def cut_into_files(infos: Sequence[ParameterInfo], itemsize: int, max_bytes: int) -> list[list[str]]:
     """Group consecutive parameters of one pipeline stage up to `max_bytes`; a larger one gets a file of its own."""
     files: list[list[str]] = []
     size, stage = 0, -1
@@ -253,27 +241,3 @@ def _cut_into_files(infos: Sequence[ParameterInfo], itemsize: int, max_bytes: in
         files[-1].append(info.name)
         size += num_bytes
     return files
-
-
-def _publish(partial: Path, directory: Path) -> None:
-    for path in [*partial.rglob("*"), partial]:
-        _flush(path)
-    if directory.exists():
-        # A rename cannot replace a directory that holds files, so the old one is renamed first.
-        old = directory.with_name(f".{directory.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        directory.rename(old)
-        partial.rename(directory)
-        shutil.rmtree(old)
-    else:
-        partial.rename(directory)
-    _flush(directory.parent)
-
-
-def _flush(path: Path) -> None:
-    """Force a file's bytes, or a directory's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

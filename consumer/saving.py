@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from coati_rl.model_files.identity import model_identity
 from coati_rl.protocols import Role
 from consumer.checkpoint import CheckpointWriter
 from consumer.parallel.parallelism import Parallelism
@@ -67,3 +69,11 @@ def save_models(
 def _written(model: RoleModel, writer: CheckpointWriter, role: Role) -> str:
     """Write a model's part of a checkpoint. Returns: JSON of the digests by name in the checkpoint."""
     return json.dumps({f"{role}/{name}": digest for name, digest in model.write(writer).items()})
+
+
+def identity_in_background(directory: Path) -> Future[str]:
+    """Begin to compute the identity of a model's weights; see `coati_rl.model_files.identity`."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="identity")
+    future = pool.submit(model_identity, directory)
+    pool.shutdown(wait=False)
+    return future

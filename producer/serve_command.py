@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -33,6 +33,7 @@ from producer.gateway.conversations import Language, UnrecordedConversation, too
 from producer.gateway.engine_sample import EngineSample
 from producer.gateway.episode_table import bearer_token, wrong_token
 from producer.gateway.sampling_rules import SamplingRules
+from producer.gateway.served_models import ServedModels
 from producer.gateway.server import listen, server_config, url_of
 from producer.gateway.service_metrics import CountedSession, service_router
 from producer.gateway.session import Session
@@ -57,6 +58,7 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before torch is imported
     from coati_rl.preflight.prepare_generation import engine_device
     from coati_rl.preflight.resources import checked_model_config, load_tokenizer, resolve_model
+    from producer.served_weights import named_models, served_weights
 
     engine = config.engine
     if engine.producer_tensor_parallel_size > 1 and engine.backend != "vllm":
@@ -67,65 +69,65 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
     check_quantization(engine.quantization, gets_updates=False)
     device = engine_device(engine.device, width=engine.producer_tensor_parallel_size)
     _set_environment(device, config)  # before transformers is imported
-    model = resolve_model(config.model.model, is_dry_run=False)
-    if model is None:
-        raise AssertionError("a model is None in a dry run only")
+    weights = served_weights(config, lambda name, flag: cast(Path, resolve_model(name, is_dry_run=False, flag=flag)))
     precision = config.model.precision or ("bf16" if device == "cuda" else "fp32")
     uses: tuple[Use, ...] = () if engine.backend == "fake" else ("sampled",)
-    hf_config, of_files = checked_model_config(model, *uses, precision=precision)
+    hf_config, of_files = checked_model_config(weights.base, *uses, precision=precision)
     length = _max_model_len(engine.max_model_len, getattr(hf_config, "max_position_embeddings", None))
     check_engine_device(engine, device, max_model_len=length, max_num_seqs=engine.max_sequences)
-    tokenizer = load_tokenizer(model, needs_chat_template=False)
+    tokenizer = load_tokenizer(weights.tokenizer, needs_chat_template=False)
     language = Language(tokenizer, ChatTemplate(tokenizer), tool_format_or_none(tokenizer, engine.tool_format))
     for warning in of_files:
         say(f"warning: {warning}")
-    told = f"{config.model.model} (engine {engine.backend}, {device}, {precision}, {length} tokens)"
+    told = f"{weights.names} (engine {engine.backend}, {device}, {precision}, {length} tokens)"
     if is_dry_run:
         say(f"would serve {told}")
         return
     with _ended_by_signals(), _listener(config, say) as listener:
         from producer.engines import EngineOptions, create_engine
 
+        models, adapters = named_models(weights)
         options = EngineOptions.with_flags(
             engine,
-            model=str(model),
+            model=str(weights.base),
             tensor_parallel_size=engine.producer_tensor_parallel_size,
             dtype={"bf16": "bfloat16", "fp32": "float32"}[precision],
             max_model_len=length,
             max_num_seqs=engine.max_sequences,
             device=device,
             gpu_memory_utilization=engine.gpu_memory_utilization,
+            adapters=adapters,
         )
         with slow_phase("the engine loads the model", say):
             loaded = create_engine(engine.backend, options, load_timeout_s=_LOAD_TIMEOUT_S)
         with closing(loaded):
-            session = _session(config, loaded, language, max_new_tokens=length)
-            app = _app(session, loaded, key, Path(config.model.model).name)
+            session = _session(config, loaded, language, models, max_new_tokens=length)
+            app = _app(session, loaded, key, models)
             _Server(app, session, on_ready=lambda: say(f"serving {told} on {url_of(listener)}/v1")).run([listener])
 
 
 def _session(
-    config: ServeConfig, engine: GenerationEngine, language: Language, *, max_new_tokens: int
+    config: ServeConfig, engine: GenerationEngine, language: Language, models: ServedModels, *, max_new_tokens: int
 ) -> CountedSession:
     sampling, backend = SamplingParams(max_new_tokens=max_new_tokens), config.engine.backend
     no_schema = "" if backend == "vllm" else f"-b {backend} cannot constrain answers; use -b vllm"
     return CountedSession(
         UnrecordedConversation(language),
         EngineSample(engine, sampling),
-        SamplingRules(sampling=sampling, no_schema=no_schema),
+        SamplingRules(sampling=sampling, no_schema=no_schema, loras=models.loras),
         decode=language.decode,
         max_in_flight=config.server.max_in_flight,
     )
 
 
-def _app(session: CountedSession, engine: GenerationEngine, key: str | None, name: str) -> FastAPI:
+def _app(session: CountedSession, engine: GenerationEngine, key: str | None, models: ServedModels) -> FastAPI:
     def find(request: Request) -> Session:
         token = bearer_token(request)
         if key is not None and not hmac.compare_digest(token, key.encode()):
             raise wrong_token(token)
         return session
 
-    app = make_app(find, prefix="/v1", model=name)
+    app = make_app(find, prefix="/v1", models=models)
     app.include_router(service_router(session, engine, find))
     return app
 

@@ -1,6 +1,9 @@
 """Define the configuration of `coati-rl serve`: a model that answers OpenAI's API over HTTP."""
 
-from typing import ClassVar, Literal
+import re
+from typing import Any, ClassVar, Literal
+
+from pydantic import field_validator
 
 from coati_rl.config.fields import Section, execution
 from coati_rl.config.generate import EngineConfig, shared_field
@@ -8,6 +11,8 @@ from coati_rl.config.model import ModelConfig
 from coati_rl.config.named_values import NamedValues
 from coati_rl.config.sampling import SamplingConfig
 from coati_rl.config.sections import JobConfig
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.:/-]*")
 
 
 class ServerConfig(Section):
@@ -21,7 +26,30 @@ class ServerConfig(Section):
         "that variable; without it, none.",
         metavar="KEY",
     )
+    adapter: tuple[str, ...] = execution(
+        (),
+        "LoRA adapters of the model to serve beside it, which requests choose by NAME as their model: directories in "
+        "PEFT's format, checkpoints or runs.",
+        metavar="NAME=PATH,...",
+    )
     max_in_flight: int = execution(256, "Requests at a time; further ones are refused with 429.", ge=1)
+
+    @field_validator("adapter", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        texts = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+        names = [text.partition("=")[0] for text in texts]
+        for text, name in zip(texts, names, strict=True):
+            if not _NAME.fullmatch(name) or not text.partition("=")[2]:
+                raise ValueError(f"{text!r} is no NAME=PATH; a name has letters, digits and . _ - : /")
+            if names.count(name) > 1:
+                raise ValueError(f"{name} is named twice; give each adapter a name of its own")
+        return texts
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Return the paths of adapters by name."""
+        return {name: path for name, _, path in (text.partition("=") for text in self.adapter)}
 
 
 class ServeEngineConfig(Section):

@@ -86,6 +86,7 @@ class AdapterDirectory:
     directory: Path
     spec: AdapterSpec
     base: str  # the model that it was trained on, as written there; empty if it does not say
+    has_scalar_head: bool = False  # which it holds, too
     shapes: Mapping[str, tuple[int, ...]]  # of its tensors, by the parameter's name in this project
 
 
@@ -123,6 +124,7 @@ def read_adapter(directory: Path, where: str) -> AdapterDirectory:
         directory=directory,
         spec=spec,
         base=str(config.get("base_model_name_or_path") or ""),
+        has_scalar_head=config.get("task_type") == "SEQ_CLS",
         shapes={name.removeprefix(PREFIX): shape for name, shape in shapes.items()},
     )
 

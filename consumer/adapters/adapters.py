@@ -102,15 +102,8 @@ class Adapters:
         self._full, self.parameters = {}, {}  # those of other pipeline stages are dropped
 
     def merged(self, weight: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return weight + scale * b @ a, summed in float32 and rounded once.
-
-        Args:
-            weight: [out, in].
-            a: [rank, in].
-            b: [out, rank].
-            dtype: of the result.
-        """
-        return torch.addmm(weight.float(), b.float(), a.float(), alpha=self.source.spec.scale).to(dtype)
+        """Return a layer's weight with its adapter; see `with_product`."""
+        return with_product(weight, a, b, scale=self.source.spec.scale, dtype=dtype)
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -166,6 +159,19 @@ class _Hook:
         return rows.view(output.shape)
 
 
+def with_product(weight: Tensor, a: Tensor, b: Tensor, *, scale: float, dtype: torch.dtype) -> Tensor:
+    """Return weight + scale * b @ a, summed in float32 and rounded once.
+
+    Args:
+        weight: [out, in].
+        a: [rank, in].
+        b: [out, rank].
+        scale: of the product.
+        dtype: of the result.
+    """
+    return torch.addmm(weight.float(), b.float(), a.float(), alpha=scale).to(dtype)
+
+
 def adapter_infos(
     model: PreTrainedModel, infos: Sequence[ParameterInfo], spec: AdapterSpec
 ) -> tuple[ParameterInfo, ...]:
@@ -217,13 +223,20 @@ def read_start(directory: Path, infos: Sequence[ParameterInfo]) -> dict[str, Ten
     return tensors
 
 
-def check_tensors(directory: Path, where: str, infos: Sequence[ParameterInfo]) -> None:
+def check_tensors(
+    directory: Path,
+    where: str,
+    infos: Sequence[ParameterInfo],
+    *,
+    model: str = "the model, --lora-rank and --lora-targets",
+) -> None:
     """Raise ConfigError unless an adapter's tensors have the names and shapes of `infos`.
 
     Args:
         directory: of the adapter.
         where: flag and value, for messages.
         infos: of the factors, and of what is trained beside them.
+        model: what they are of, for messages.
     """
     found, expected = read_adapter(directory, where).shapes, {info.name: info.shape for info in infos}
     problems = [
@@ -237,6 +250,4 @@ def check_tensors(directory: Path, where: str, infos: Sequence[ParameterInfo]) -
     ]
     if problems:
         more = f" and {len(problems) - _MAX_NAMED} more" if len(problems) > _MAX_NAMED else ""
-        raise ConfigError(
-            f"{where}: does not fit the model, --lora-rank and --lora-targets: {'; '.join(problems[:_MAX_NAMED])}{more}"
-        )
+        raise ConfigError(f"{where}: does not fit {model}: {'; '.join(problems[:_MAX_NAMED])}{more}")

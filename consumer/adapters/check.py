@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from coati_rl.checkpoint.saved_adapter import check_base
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
@@ -34,4 +35,6 @@ def check_adapters(config: TrainingConfig, hf_config: Any) -> None:
             f"--adapter {config.lora.adapter} with {config.COMMAND}: a new scalar head has no adapter to begin with; "
             "merge it into its base (coati-rl merge), and give that as --model"
         )
-    check_tensors(Path(config.lora.adapter), f"--adapter {config.lora.adapter}", factors)
+    adapter, where = Path(config.lora.adapter), f"--adapter {config.lora.adapter}"
+    check_tensors(adapter, where, factors)
+    check_base(adapter, Path(config.model.model), where)

@@ -35,6 +35,8 @@ def create_engine(
             "--lora-sync adapter: only vLLM serves adapters beside a base, and one that is not quantized; use "
             "--lora-sync merged"
         )
+    if backend != "vllm" and options.adapters:
+        raise ConfigError(f"--backend {backend} has no adapters: use vllm, or merge them (coati-rl merge)")
     engine: ThreadedEngine
     if backend == "vllm":
         from producer.engines.vllm_engine import VllmEngine

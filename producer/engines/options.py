@@ -31,6 +31,7 @@ class EngineOptions:
         quantization: how vLLM quantizes the weights that it loads; None: not at all.
         enforce_eager: run the model without compilation and CUDA graphs; None: on the CPU.
         adapter: what updates hold beside the model, which serves as it was loaded; None: updates hold all weights.
+        adapters: directories of LoRA adapters by the name that requests give; a name never stands for two. vLLM only.
         engine_args: others of vLLM's EngineArgs, which `check_engine_args` has checked.
     """
 
@@ -47,6 +48,7 @@ class EngineOptions:
     quantization: str | None = None
     enforce_eager: bool | None = None
     adapter: AdapterSpec | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod

@@ -5,7 +5,7 @@ when the engine loads, with the environment variables of `engine_environment`; a
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +25,7 @@ from producer.engines.engine_thread import ThreadedEngine
 from producer.engines.options import EngineOptions
 from producer.engines.token_stream import TokenStream
 from producer.engines.vllm_adapter import ServedAdapter
+from producer.engines.vllm_adapters import lora_requests
 from producer.engines.vllm_engine_args import engine_args
 from producer.engines.vllm_requests import Outputs, RunningRequest
 
@@ -36,14 +37,23 @@ class VllmEngine(ThreadedEngine):
 
     def __init__(self, options: EngineOptions, *, policy_version: int = 0) -> None:
         """Start loading; see `ThreadedEngine.wait_ready`. `policy_version`: see `create_engine`."""
-        core = _VllmCore(engine_args(options), device=options.device, adapter=options.adapter)
+        core = _VllmCore(
+            engine_args(options), device=options.device, adapter=options.adapter, adapters=options.adapters
+        )
         super().__init__(core, policy_version=policy_version)
 
 
 class _VllmCore:
     """Implement `EngineCore` with vLLM's LLMEngine."""
 
-    def __init__(self, engine_args: dict[str, Any], *, device: Device, adapter: AdapterSpec | None = None) -> None:
+    def __init__(
+        self,
+        engine_args: dict[str, Any],
+        *,
+        device: Device,
+        adapter: AdapterSpec | None = None,
+        adapters: Mapping[str, str] | None = None,
+    ) -> None:
         self.policy_version = 0
         self.identities: tuple[str, ...] = ()
         self.vocab_size = 0
@@ -51,6 +61,8 @@ class _VllmCore:
         self._engine_args = engine_args
         self._device = device
         self._adapter = ServedAdapter(adapter)
+        self._adapters = adapters or {}  # directories by name
+        self._loras: dict[str | None, Any] = {None: None}  # of requests, by the adapter's name
         self._engine: Any = None
         self._running: dict[str, RunningRequest] = {}
         self._probes: dict[str, tuple[tuple[int, ...], Callable[[np.ndarray], None]]] = {}
@@ -72,6 +84,10 @@ class _VllmCore:
         if self._device == "cpu" and self._engine_args["kv_cache_memory_bytes"] is None:
             self._engine_args["kv_cache_memory_bytes"] = cpu_kv_cache_bytes(self._engine_args)
         self._engine = LLMEngine.from_engine_args(EngineArgs(**self._engine_args))
+        self._loras |= lora_requests(self._adapters)
+        for lora in self._loras.values():
+            if lora is not None:  # so that one that does not fit is refused here
+                self._engine.add_lora(lora)
         self._engine.set_weight_version(str(self.policy_version))
         adapter = self._adapter.to_json(self._expected.entries)
         workers = self._engine.collective_rpc("coati_prepare", args=(os.getpid(), adapter))
@@ -101,7 +117,7 @@ class _VllmCore:
             output_kind=RequestOutputKind.FINAL_ONLY if stream is None else RequestOutputKind.CUMULATIVE,
             structured_outputs=StructuredOutputsParams(json=request.json_schema) if request.json_schema else None,
         )
-        self._add_request(request.request_id, request.token_ids, params)
+        self._add_request(request.request_id, request.token_ids, params, self._loras[request.lora])
         self._running[request.request_id] = RunningRequest(request, stream)
 
     def abort(self, request_id: str) -> GenerationResult | None:
@@ -178,14 +194,15 @@ class _VllmCore:
     def _scheduler(self) -> Any:
         return self._engine.engine_core.engine_core.scheduler  # runs in this process, unlike tensor-parallel workers
 
-    def _add_request(self, request_id: str, token_ids: tuple[int, ...], params: Any) -> None:
-        """Add a request, of samples or of a probe: all get the serving adapter here, where there are adapters.
+    def _add_request(self, request_id: str, token_ids: tuple[int, ...], params: Any, lora: Any = None) -> None:
+        """Add a request, of samples or of a probe: all get the serving adapter here, where updates are adapters.
 
         Raises: RequestRefusedError, whatever vLLM raises: one request must not end the engine.
         """
-        adapter = self._adapter.request()
+        adapter = self._adapter.request() or lora
+        named = {} if adapter is None else {"lora_request": adapter}
         try:
-            self._engine.add_request(request_id, _token_prompt(token_ids), params, lora_request=adapter)
+            self._engine.add_request(request_id, _token_prompt(token_ids), params, **named)
         except Exception as error:
             with suppress(Exception):  # of its samples some may have been added
                 self._engine.abort_request([request_id])

@@ -3,6 +3,7 @@
 from typing import Any
 
 from producer.engines.options import EngineOptions
+from producer.engines.vllm_adapters import adapter_arguments
 
 _CPU_BLOCK_SIZE = 32  # tokens, the least there; vLLM's 128 would compute shorter prompts once for each sample
 _MIN_BATCHED_TOKENS = 4096  # of a step, without chunked prefill
@@ -43,4 +44,4 @@ def engine_args(options: EngineOptions) -> dict[str, Any]:
             arguments["max_num_batched_tokens"] = arguments["max_num_seqs"]
         if width > 1:  # where nvcc is installed FlashInfer would compile the fused kernel, longer than a start may take
             arguments["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
-    return arguments | dict(options.engine_args)
+    return arguments | adapter_arguments(options.adapters, is_cpu=is_cpu) | dict(options.engine_args)

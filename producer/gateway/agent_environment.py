@@ -31,6 +31,7 @@ from producer.gateway.app import BodyLimits, make_app
 from producer.gateway.conversations import Language, RecordedConversation
 from producer.gateway.episode_table import PREFIX, EpisodeTable, reward_router
 from producer.gateway.sampling_rules import SamplingRules
+from producer.gateway.served_models import ServedModels
 from producer.gateway.server import ServerThread
 from producer.gateway.session import Session
 
@@ -94,7 +95,12 @@ class AgentEnvironment:
         self._places = asyncio.Semaphore(agent.max_processes)
         self._directory = Path(tempfile.mkdtemp(prefix="coati-agents-"))
         limits = BodyLimits()
-        app = make_app(lambda request: self._table.find(request).session, prefix=PREFIX, model=_MODEL, limits=limits)
+        app = make_app(
+            lambda request: self._table.find(request).session,
+            prefix=PREFIX,
+            models=ServedModels.one(_MODEL),
+            limits=limits,
+        )
         app.include_router(reward_router(self._table, limits))
         self._server = ServerThread(app)
 

@@ -19,6 +19,7 @@ from producer.gateway.api_error import ApiError, reply_to_api_error
 from producer.gateway.event_stream import EventStream
 from producer.gateway.replies import ReplyWriter
 from producer.gateway.requests import ChatRequest, CompletionRequest, read_request
+from producer.gateway.served_models import ServedModels
 from producer.gateway.session import Session
 
 Result = TypeVar("Result")
@@ -33,25 +34,24 @@ class BodyLimits:
     timeout_s: float = 60.0
 
 
-def make_app(find: FindSession, *, prefix: str, model: str, limits: BodyLimits | None = None) -> FastAPI:
+def make_app(find: FindSession, *, prefix: str, models: ServedModels, limits: BodyLimits | None = None) -> FastAPI:
     """Build the application, without documentation pages, which would need no token.
 
     Args:
         find: returns the session that a request may use.
         prefix: of all paths, such as "/v1"; with a parameter that `find` reads, if it has one.
-        model: the name of the one model.
+        models: what requests may name.
         limits: of bodies.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     for error in (ApiError, HTTPException, Exception):
         app.add_exception_handler(error, reply_to_api_error)
-    app.include_router(_router(find, model, limits or BodyLimits()), prefix=prefix)
+    app.include_router(_router(find, models, limits or BodyLimits()), prefix=prefix)
     return app
 
 
-def _router(find: FindSession, model: str, limits: BodyLimits) -> APIRouter:
+def _router(find: FindSession, served: ServedModels, limits: BodyLimits) -> APIRouter:
     router = APIRouter()
-    described = {"id": model, "object": "model", "created": 0, "owned_by": "coati-rl"}
 
     async def session(request: Request) -> Session:
         return find(request)
@@ -60,21 +60,21 @@ def _router(find: FindSession, model: str, limits: BodyLimits) -> APIRouter:
 
     @router.get("/models")
     async def models(_session: Found) -> Response:
-        return JSONResponse({"object": "list", "data": [described]})
+        return JSONResponse({"object": "list", "data": served.listed()})
 
     @router.get("/models/{name:path}")
     async def one_model(_session: Found, name: str) -> Response:
-        return JSONResponse({**described, "id": name})
+        return JSONResponse(served.described(name))
 
     @router.post("/chat/completions")
     async def chat(request: Request, session: Found) -> Response:
         body = await read_body(request, limits)
-        return await _reply(request, session, read_request(body, ChatRequest), model)
+        return await _reply(request, session, read_request(body, ChatRequest), served)
 
     @router.post("/completions")
     async def completions(request: Request, session: Found) -> Response:
         body = await read_body(request, limits)
-        return await _reply(request, session, read_request(body, CompletionRequest), model)
+        return await _reply(request, session, read_request(body, CompletionRequest), served)
 
     return router
 
@@ -99,8 +99,10 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
     return bytes(body)
 
 
-async def _reply(request: Request, session: Session, asked: ChatRequest | CompletionRequest, model: str) -> Response:
-    writer = ReplyWriter(asked, model=model, decode=session.decode)
+async def _reply(
+    request: Request, session: Session, asked: ChatRequest | CompletionRequest, served: ServedModels
+) -> Response:
+    writer = ReplyWriter(asked, model=served.find(asked.model), decode=session.decode)
     if not asked.stream:
         answers = await _unless_disconnected(request, session.call(asked))
         return JSONResponse(writer.whole(answers))

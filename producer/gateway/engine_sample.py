@@ -30,7 +30,7 @@ class EngineSample:
     ) -> tuple[Completion, ...]:
         """See `Sample`."""
         changes = dict(sampling)
-        schema = changes.pop("json_schema", None)
+        schema, lora = changes.pop("json_schema", None), changes.pop("lora", None)
         own = replace(self._sampling, seed=secrets.randbits(48))
         request = GenerationRequest(
             request_id=f"api-{uuid.uuid4().hex}",
@@ -38,6 +38,7 @@ class EngineSample:
             num_samples=num_samples,
             sampling=with_step_sampling(own, changes),
             json_schema=schema,
+            lora=lora,
         )
         loop, answered = asyncio.get_running_loop(), asyncio.Event()
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from coati_rl.types import TokenChunk
 from producer.gateway.requests import ChatRequest, CompletionRequest
+from producer.gateway.served_models import ServedModel
 from producer.gateway.session import Answer, Answers
 
 Decode = Callable[[Sequence[int]], str]
@@ -20,8 +21,8 @@ Decode = Callable[[Sequence[int]], str]
 class ReplyWriter:
     """Write the replies to one request; all its chunks have the same id."""
 
-    def __init__(self, request: ChatRequest | CompletionRequest, *, model: str, decode: Decode) -> None:
-        """Take the request, the model's name and what returns the text of a token."""
+    def __init__(self, request: ChatRequest | CompletionRequest, *, model: ServedModel, decode: Decode) -> None:
+        """Take the request, the model that answers it and what returns the text of a token."""
         self._request = request
         self._is_chat = isinstance(request, ChatRequest)
         self._decode = decode
@@ -29,7 +30,8 @@ class ReplyWriter:
         self._head = {
             "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": request.model or model,
+            "model": request.model or model.name,
+            **({} if model.fingerprint is None else {"system_fingerprint": model.fingerprint}),
         }
 
     def whole(self, answers: Answers) -> dict[str, Any]:

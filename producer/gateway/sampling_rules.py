@@ -1,7 +1,8 @@
 """Decide how a request is sampled: what the client asks for, within what can be trained."""
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from coati_rl.config.sampling import temperature_problem
@@ -24,14 +25,15 @@ class SamplingRules:
     is_trained: bool = False
     no_schema: str = f"it needs {CONSTRAINED}; ask for the form in the prompt"  # why none is taken; empty: any is
     may_renormalise: bool = True  # the engine's log-probabilities may be of a part of the vocabulary
+    loras: Mapping[str, str] = field(default_factory=dict)  # the engine's names of adapters by the request's model
     seed_scope: str = ""  # a client's seed stands for different numbers under different scopes
 
     def changes(self, request: SampledRequest) -> dict[str, Any]:
-        """Return what differs from `sampling` for a request, by field name of `SamplingParams`, and `json_schema`.
+        """Return what differs from `sampling` for a request, by field name of `SamplingParams`, `json_schema`, `lora`.
 
         Raises: ApiError(400) for a setting that cannot be trained.
         """
-        own, found = self.sampling, self._form(request)
+        own, found = self.sampling, self._form(request) | self._adapter(request)
         if request.temperature is not None:
             if self.is_trained and request.temperature == 0:
                 raise _refusal("temperature", "0 is greedy, which has no distribution to train; leave it out")
@@ -55,6 +57,11 @@ class SamplingRules:
         if request.seed is not None:
             found["seed"] = self._seed(request.seed)
         return found
+
+    def _adapter(self, request: SampledRequest) -> dict[str, Any]:
+        """Return the `lora` of an `EngineSample`, if the request's model is an adapter."""
+        lora = self.loras.get(request.model)
+        return {} if lora is None else {"lora": lora}
 
     def _form(self, request: SampledRequest) -> dict[str, Any]:
         """Return the `json_schema` of an `EngineSample`, if the request asks for a form."""

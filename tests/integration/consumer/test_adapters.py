@@ -16,6 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
+from coati_rl.checkpoint.directory import load_state
+from coati_rl.checkpoint.saved_adapter import recorded_weights
+from coati_rl.model_files.identity import model_identity
 from tests.integration.consumer import reward_cases
 from tests.integration.consumer.adapter_process import MERGED, SCORED, SPEC, START, Trial, take_trials, whole
 from tests.integration.consumer.conftest import LAYOUTS, MAX_GRAD_NORM, save_model
@@ -185,6 +188,7 @@ def test_peft_reads_the_checkpoint_as_what_was_trained(trial: Trial, found: Any,
     assert loaded.keys() == trained.keys()
     assert all(torch.equal(loaded[name].to(each.dtype), each) for name, each in trained.items())
     assert not list(saved.glob("model*.safetensors")) and not (saved / "config.json").exists()
+    assert load_state(saved)["weights"] == recorded_weights(saved, model_identity(model_dir))
     moments = {key for path in saved.glob("optimizer*.safetensors") for key in load_file(path)}
     assert {key.partition("/")[2] for key in moments} == trained.keys()
     exported = model.float().merge_and_unload().state_dict()

@@ -16,6 +16,7 @@ from producer.gateway.conversations import Language, RecordedConversation
 from producer.gateway.engine_sample import EngineSample
 from producer.gateway.episode_table import PREFIX, EpisodeTable, Registered, reward_router
 from producer.gateway.sampling_rules import SamplingRules
+from producer.gateway.served_models import ServedModels
 from producer.gateway.server import ServerThread
 from producer.gateway.session import Session
 from producer.tools.call_formats import tool_format_for
@@ -60,7 +61,12 @@ class Served:
         self.table = EpisodeTable()
         self._in_flight = in_flight  # calls at a time, and waiting
         self.language = Language(self.tokenizer, ChatTemplate(self.tokenizer), tool_format_for(self.tokenizer))
-        app = make_app(lambda request: self.table.find(request).session, prefix=PREFIX, model="policy", limits=limits)
+        app = make_app(
+            lambda request: self.table.find(request).session,
+            prefix=PREFIX,
+            models=ServedModels.one("policy"),
+            limits=limits,
+        )
         app.include_router(reward_router(self.table, limits))
         self.server = ServerThread(app)
         self._clients: list[httpx.Client] = []

@@ -15,6 +15,7 @@ from producer.environments.chat import ChatTemplate
 from producer.gateway.conversations import Language, UnrecordedConversation
 from producer.gateway.engine_sample import EngineSample
 from producer.gateway.sampling_rules import SamplingRules
+from producer.gateway.served_models import ServedModels
 from producer.gateway.server import ServerThread
 from producer.gateway.service_metrics import CountedSession
 from producer.serve_command import _app
@@ -51,7 +52,7 @@ def serving(family: str, *, no_schema: str = "") -> Iterator[Model]:
         decode=language.decode,
         max_in_flight=4,
     )
-    server = ServerThread(_app(session, engine, KEY, "model"))
+    server = ServerThread(_app(session, engine, KEY, ServedModels.one("model")))
     headers = {"Authorization": f"Bearer {KEY}"}
     with httpx.Client(base_url=server.url, headers=headers, timeout=20, trust_env=False, verify=False) as client:
         try:

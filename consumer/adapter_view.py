@@ -4,7 +4,7 @@ The reference of a run with adapters is the model at its start: the base alone, 
 policy before an update has the same base, too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coati_rl.protocols import Role
 from consumer.adapters.adapters import read_start
+from consumer.backend_config import ModelSource
 from consumer.models.policy_model import HeadWeights, PolicyInput
 from consumer.role_models import RoleModel
 
@@ -61,6 +63,15 @@ class AdapterView:
             yield
         finally:
             _copy(trained, kept)
+
+
+def views(models: Mapping[Role, RoleModel], sources: Mapping[Role, ModelSource]) -> dict[Role, AdapterView]:
+    """Return the frozen models by role that share the base of a trained one. `models`: trained ones, by role."""
+    return {
+        role: AdapterView(models[each.shares], each.adapters.directory if each.adapters else None)
+        for role, each in sources.items()
+        if each.shares is not None
+    }
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import LossFn, Role
 from coati_rl.transport.manifest import TensorEntry
-from consumer.adapter_view import AdapterView
+from consumer.adapter_view import views
 from consumer.backend_config import BackendConfig, ModelSource
 from consumer.checkpoint import CheckpointReader
 from consumer.models.float32_compute import Float32Compute
@@ -78,23 +78,19 @@ class Backend:
         self.layout = parallelism.layout
         self._settings_dir = config.tokenizer_dir or config.models["policy"].directory
         # Read once: the directory may change, or go, while the run goes on.
-        self._tokenizer_files = (
-            read_tokenizer_files(self._settings_dir, chat_template=config.chat_template)
-            if self.layout.sender == 0
-            else {}
-        )
+        self._tokenizer_files = dict[str, bytes]()
+        if self.layout.sender == 0:
+            self._tokenizer_files = read_tokenizer_files(self._settings_dir, chat_template=config.chat_template)
         self.models = {role: self._load(role, each) for role, each in config.models.items() if each.shares is None}
         self.policy = self.models["policy"]
-        base = config.models["policy"].directory if config.sends_adapters else None
-        self._sent = SentWeights(self.policy, self.layout, config.wire_dtype, base=base)
+        base = config.models["policy"].directory
+        self._sent = SentWeights(
+            self.policy, self.layout, config.wire_dtype, base=base if config.sends_adapters else None
+        )
         # Of what adapters are trained on; of the rank that writes it. Read now, as the directory may change.
         is_named = self.policy.adapters is not None and self.layout.sender == 0
-        self._base_identity = identity_in_background(config.models["policy"].directory) if is_named else None
-        self._views = {
-            role: AdapterView(self.models[each.shares], each.adapters.directory if each.adapters else None)
-            for role, each in config.models.items()
-            if each.shares is not None
-        }
+        self._base_identity = identity_in_background(base) if is_named else None
+        self._views = views(self.models, config.models)
 
     def score(
         self, micro_batches: Sequence[MicroBatch], role: Role = "policy", output: Output = "scores"

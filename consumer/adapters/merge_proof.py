@@ -16,10 +16,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from coati_rl.errors import ConfigError, RunError
+from coati_rl.model_files.adapted_layers import FACTORS
 from coati_rl.model_files.adapter_files import AdapterDirectory
 from coati_rl.model_files.quiet import no_load_report, no_progress_bars
 from coati_rl.model_files.stored import read_stored
-from consumer.adapters.adapters import FACTORS, Adapters, AdapterSource
+from consumer.adapters.adapters import Adapters, AdapterSource
 from consumer.models.scalar_head import scalar_head
 from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import describe_parameters

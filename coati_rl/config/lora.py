@@ -1,10 +1,10 @@
 """Set the low-rank adapters that are trained in place of a model's weights."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import field_validator
 
-from coati_rl.config.fields import Section, experiment
+from coati_rl.config.fields import Section, execution, experiment
 
 if TYPE_CHECKING:
     from coati_rl.model_files.adapter_files import AdapterSpec
@@ -38,6 +38,12 @@ class LoraConfig(Section):
         "Adapter to begin with, in PEFT's format: a checkpoint of a run with --lora-rank, for example. It has its "
         "rank, scale and layers.",
         metavar="DIRECTORY",
+    )
+
+    export: Literal["none", "merged"] = execution(
+        "none",
+        "merged: after the last checkpoint write the model with its adapters merged to RUN/export, checked as by "
+        "coati-rl merge.",
     )
 
     @field_validator("lora_targets", mode="before")

@@ -37,6 +37,7 @@ def main(argv: Sequence[str], scratch: Path) -> int:
 def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
     from coati_rl.preflight.prepare import prepare
     from coati_rl.preflight.prompts import RewardFacts
+    from consumer.merge_command import export_run
     from consumer.parallel.layout_rules import check_layout
     from consumer.proofs.model import try_model
     from producer.engines.decoding_trial import check_decoding
@@ -82,7 +83,10 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
         )
 
     sample = functools.partial(first_prompt_lines, prepared.config, prepared.read_prompts)
-    plan_or_launch(prepared, classes, warnings=warnings, is_dry_run=is_dry_run, scratch=scratch, sample=sample)
+    finish = functools.partial(export_run, prepared.config)
+    plan_or_launch(
+        prepared, classes, warnings=warnings, is_dry_run=is_dry_run, scratch=scratch, sample=sample, finish=finish
+    )
 
 
 def _reward_model_cls(config: Config) -> type | None:

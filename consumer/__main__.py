@@ -20,6 +20,7 @@ from coati_rl.processes.run_dir import probe_outputs
 from coati_rl.processes.subreaper import run_under_subreaper
 from coati_rl.processes.trainer_process import Spawned, early_trainers
 from consumer.environment import trainer_environment
+from consumer.merge_command import export_run
 
 _LIBRARIES = ("consumer.actor", "consumer.backend")  # of a trainer's process; they take seconds
 
@@ -63,7 +64,8 @@ def _run(config: OfflineConfig, early: Sequence[Spawned], *, is_dry_run: bool, s
 
     prepared = prepare_offline(config, check_layout=check_layout, try_model=try_model, is_dry_run=is_dry_run)
     classes = functools.partial(_classes, early)
-    plan_or_launch(prepared, classes, warnings=prepared.warnings, is_dry_run=is_dry_run, scratch=scratch)
+    finish = functools.partial(export_run, prepared.config)
+    plan_or_launch(prepared, classes, warnings=prepared.warnings, is_dry_run=is_dry_run, scratch=scratch, finish=finish)
 
 
 def _classes(early: Sequence[Spawned]) -> ActorClasses:

@@ -4,11 +4,14 @@ Exit code: 0 success, 1 it failed, 2 invalid arguments; OUT appears with 0 alone
 """
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from coati_rl.errors import CoatiError, ConfigError
+from coati_rl.config.training import TrainingConfig
+from coati_rl.errors import CoatiError, ConfigError, RunError
+from coati_rl.processes.run_dir import RunPaths
 
 _PROG = "coati-rl merge"
 
@@ -41,6 +44,19 @@ def main(arguments: Sequence[str]) -> int:
         return 2 if isinstance(error, ConfigError) else 1
     sys.stdout.write("".join(f"{_PROG}: {line}\n" for line in lines))
     return 0
+
+
+def export_run(config: TrainingConfig, paths: RunPaths) -> list[str]:
+    """Write what --export asks for, from a run's last checkpoint. Returns: what to say of it. Raises: RunError."""
+    if config.lora.export == "none":
+        return []
+    out = paths.run_dir / "export"
+    shutil.rmtree(out, ignore_errors=True)  # of the run that this one goes on from
+    try:
+        return merge(config.model.model, str(paths.checkpoints), out)
+    except ConfigError as error:
+        what = f"--export {config.lora.export}: the checkpoints are whole, and the export failed"
+        raise RunError(f"{what}: {error}") from error
 
 
 def merge(base: str | None, adapter: str, out: Path, *, precision: str | None = None) -> list[str]:

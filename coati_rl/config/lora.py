@@ -46,6 +46,11 @@ class LoraConfig(Section):
         "hundredth of the bytes, beside the base that engines have loaded (-b vllm). On the CPU vLLM generates 1.7 "
         "(fp32) to 3.4 times (bf16) slower with an adapter.",
     )
+    export: Literal["none", "merged"] = execution(
+        "none",
+        "merged: after the last checkpoint write the model with its adapters merged to RUN/export, checked as by "
+        "coati-rl merge.",
+    )
 
     @field_validator("lora_targets", mode="before")
     @classmethod

@@ -15,6 +15,7 @@ from coati_rl.preflight.prepared import PreparedJob
 from coati_rl.processes.actor_classes import ActorClasses
 from coati_rl.processes.exit_messages import PROG, print_lines, read_note
 from coati_rl.processes.ray_environment import prepare_ray_environment
+from coati_rl.processes.run_dir import RunPaths
 from coati_rl.processes.slow_phase import slow_phase
 
 
@@ -52,6 +53,7 @@ def plan_or_launch(
     is_dry_run: bool,
     scratch: Path,
     sample: Callable[[], Iterable[str]] = tuple,
+    finish: Callable[[RunPaths], Iterable[str]] = lambda _: (),
 ) -> None:
     """Print warnings, then the plan of a dry run, or run the job to its end.
 
@@ -62,6 +64,7 @@ def plan_or_launch(
         is_dry_run: print the plan and return.
         scratch: temporary directory for sockets.
         sample: called in a dry run; returns the lines that show what is trained on.
+        finish: called after the run, with its paths; returns what to say of what it has done.
     Raises: CoatiError; KeyboardInterrupt.
     """
     say = partial(print_lines, prog=prepared.config.prog())
@@ -83,6 +86,8 @@ def plan_or_launch(
 
         actor_classes = classes()
     paths = launch(prepared, actor_classes, scratch=scratch)
+    for line in finish(paths):
+        say(line)
     with suppress(OSError):  # the terminal may be closed
         _print(f"done: {paths.run_dir}{read_note(scratch).how_to_train_on()}")
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from coati_rl.checkpoint.directory import write_manifest, write_state
-from coati_rl.checkpoint.saved_adapter import check_base, recorded_base, recorded_weights
+from coati_rl.checkpoint.saved_adapter import check_base, check_saved_adapter, recorded_base, recorded_weights
 from coati_rl.checkpoint.weights_command import main
+from coati_rl.config.cli import parse_job
+from coati_rl.config.commands import OFFLINE
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.identity import model_identity
 from tests.adapter_dirs import save_adapter
@@ -154,6 +157,16 @@ def test_an_adapter_of_another_base_is_refused(model_dir, changed, adapter, caps
         check_base(adapter, other, "ADAPTER")
     assert main([str(adapter), "--base", str(other)]) == 2
     assert "another base" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_from_adapters_of_its_own_base_alone(model_dir, changed, adapter, tmp_path) -> None:
+    write_state(adapter, {"weights": recorded_weights(adapter, model_identity(model_dir))})
+    other = changed(lambda tensors: tensors | {NORM: tensors[NORM] + 1})
+    for model in (model_dir, other):
+        flags = ["-m", str(model), "-d", str(tmp_path), "--lora-rank", "4"]
+        config, _ = parse_job(flags, OFFLINE["sft"])
+        with nullcontext() if model is model_dir else pytest.raises(ConfigError, match=f"another base.*{other}"):
+            check_saved_adapter(config, adapter)
 
 
 def test_a_run_stands_for_its_newest_checkpoint_and_a_path_without_weights_is_refused(

@@ -12,6 +12,7 @@ from coati_rl.config import Config
 from coati_rl.data.streamed_prompts import StreamedPrompts
 from tests.unit.loops import (
     test_algorithms,
+    test_flags_of_adapters,
     test_flags_of_engines,
     test_flags_of_environments,
     test_flags_of_ray,
@@ -215,6 +216,7 @@ IN_RUNS = {
 ELSEWHERE = {  # fields that act on Ray and on processes, or end a run, each in a test of its own
     name.removeprefix("test_").split("__")[0]: function
     for module in (
+        test_flags_of_adapters,
         test_flags_of_the_cluster,
         test_flags_of_ray,
         test_flags_of_rewards,

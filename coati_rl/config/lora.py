@@ -40,6 +40,12 @@ class LoraConfig(Section):
         metavar="DIRECTORY",
     )
 
+    load_in_4bit: bool = experiment(
+        False,
+        "Hold the linear layers of the model that adapters are trained of in 4 bits (QLoRA, NF4 of bitsandbytes): a "
+        "trainer needs a fourth of their memory, and computes with rounded weights.",
+    )
+
     @field_validator("lora_targets", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from coati_rl.memory.activations import (
     FLOAT32,
     MicroBatchSize,
+    adapter_heap_bytes,
     backward_bytes,
     head_bytes,
     heap_bytes,
@@ -61,7 +62,11 @@ def trainer_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout
     moments = parts(shape, size, layout)
     largest = max(moments, key=lambda each: sum(each.values()))
     # FSDP2's processes on the CPU return to the system what they free: `consumer.environment`.
-    if layout.device == "cpu" and layout.has_several_micro_batches and not layout.is_fully_sharded:
+    if layout.device == "cpu" and layout.adapters is not None and not layout.is_fully_sharded:
+        largest[HEAP] = adapter_heap_bytes(
+            layout.precision, kept=moments[1]["activations"], is_one=not layout.has_several_micro_batches
+        )
+    elif layout.device == "cpu" and layout.has_several_micro_batches and not layout.is_fully_sharded:
         layers = 1 if layout.gradient_checkpointing else -(-shape.num_layers // layout.pp)
         kept = moments[1]["activations"]
         largest[HEAP] = heap_bytes(shape, size, layout.precision, kept=kept, layers=layers)

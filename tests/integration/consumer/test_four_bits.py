@@ -12,14 +12,14 @@ import torch
 from bitsandbytes.functional import dequantize_4bit
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from tests.integration.consumer.adapter_process import MERGED, SPEC, START, Trial, take_trials, whole
 from tests.integration.consumer.conftest import LAYOUTS, save_model
 from tests.integration.consumer.gradient_matrix import CASES
 from tests.integration.consumer.losses import Cut
 from tests.integration.consumer.plain_training import plain_gradients
-from tests.integration.consumer.samples import plain_model, sample_logprobs, samples_near
+from tests.integration.consumer.samples import sample_logprobs, samples_near
 from tests.integration.consumer.test_adapters import our_name, save_adapted
 from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerServers
 
@@ -99,12 +99,23 @@ def base_weights(model: Any) -> dict[str, Tensor]:
     return found
 
 
+@torch.no_grad()
+def whole_model(model_dir: Path) -> PreTrainedModel:
+    """The base as a plain model."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager").eval()
+    weights = base_weights(quantized_model(model_dir))
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
+    return model
+
+
 @every_trial
 def test_every_adapter_s_gradient_is_that_of_peft_on_the_same_base(trial: Trial, found: Any, models: Path) -> None:
     model_dir, case = trial.model_dir(models), CASES[trial.loss]
     samples = samples_near(model_dir / MERGED, 0, recomputes_old=case.recomputes_old, kind=case.kind)
     with torch.no_grad():
-        reference = tuple(sample_logprobs(plain_model(model_dir), sample) for sample in samples)
+        base = whole_model(model_dir)
+        reference = tuple(sample_logprobs(base, sample) for sample in samples)
     model = adapted_model(model_dir, model_dir / START)
     _, gradients = plain_gradients(model, samples, reference, case.formula, case.aggregation, case.unit)
     right = {our_name(name): gradient for name, gradient in gradients.items()}
@@ -151,10 +162,8 @@ def test_a_step_from_the_checkpoint_has_the_same_bits(trial: Trial, found: Any) 
 def test_the_reference_is_the_base_in_4_bits(trial: Trial, found: Any, models: Path) -> None:
     model_dir = trial.model_dir(models)
     samples = samples_near(model_dir / MERGED, 0)
-    model = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager").eval()
+    model = whole_model(model_dir)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(base_weights(quantized_model(model_dir))[name])
         right = [sample_logprobs(model, sample) for sample in samples]
     for score, exact in zip(found[1][trial][0]["start scores"]["reference"], right, strict=True):
         torch.testing.assert_close(score[0], exact, rtol=0, atol=1e-5)

@@ -61,6 +61,10 @@ class AdapterShape:
         whole = 0 if self.is_base_shared else (weights - quantized) * item_bytes
         return whole + int(quantized * NF4_BYTES)
 
+    def whole_weights(self, shape: ModelShape) -> int:
+        """Return the parameters of a whole base that are not in 4 bits."""
+        return shape.num_weights - shape.num_layers * self.quantized_layer_weights
+
 
 def adapter_shape(
     hf_config: Any,

@@ -108,7 +108,9 @@ def forecast(directory: Path, layout: str, arguments: argparse.Namespace) -> Par
     config = read_model_config(directory)
     if spec := adapter_spec(arguments):
         is_shared = tp == 1 and shares_base(config, trainers.precision, "cpu", trainers.plugin)
-        adapters = adapter_shape(config, spec, tensor_parallel_size=tp, is_base_shared=is_shared)
+        adapters = adapter_shape(
+            config, spec, tensor_parallel_size=tp, is_base_shared=is_shared, is_quantized=arguments.load_in_4bit
+        )
         trainers = replace(trainers, adapters=adapters)
     parts = trainer_parts(model_shape(config, tensor_parallel_size=tp), size, trainers)
     if arguments.critic:
@@ -160,7 +162,7 @@ def run_rank(
 
     libraries = memory_kib("RssAnon")
     spec = adapter_spec(arguments)
-    adapters = None if spec is None else AdapterSource(spec=spec, base=str(model))
+    adapters = None if spec is None else AdapterSource(spec=spec, base=str(model), has_four_bits=arguments.load_in_4bit)
     with no_progress_bars():
         models: dict[Role, ModelSource] = {"policy": trained(model, adapters=adapters)}
         if arguments.critic:
@@ -198,6 +200,7 @@ def run_rank(
         "peak": 1024 * (peak - libraries),
         "held": 1024 * (held - libraries),
         "libraries": 1024 * libraries,
+        "mapped": 1024 * memory_kib("RssFile"),
         "step_s": statistics.median(seconds),
         "tokens": max(m.num_tokens for m in share[dp_rank]),
         "micro_batches": len(share[dp_rank]),
@@ -235,6 +238,9 @@ def main() -> None:
     parser.add_argument("--layout", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations in the backward pass")
     parser.add_argument("--critic", action="store_true", help="train a critic beside the policy: PPO's step")
+    parser.add_argument(
+        "--load-in-4bit", action="store_true", help="with --lora-rank: the base in 4 bits (hybrid, not tp)"
+    )
     parser.add_argument("--untied", action="store_true", help="LM head and embedding are two, without --model")
     for flag, (default, what) in FLAGS.items():
         parser.add_argument(f"--{flag}", type=int, default=default, help=f"{what} (default {default})")

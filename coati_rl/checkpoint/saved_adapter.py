@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+from coati_rl.checkpoint.directory import load_state
 from coati_rl.config.fields import shown
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapter_files import AdapterSpec, is_adapter, read_adapter
+
+FOUR_BITS_KEY = "load_in_4bit"  # of a checkpoint's state: whether its adapter's base had 4 bits; absent if not
 
 
 def check_saved_adapter(config: TrainingConfig, directory: Path) -> None:
@@ -25,6 +28,13 @@ def check_saved_adapter(config: TrainingConfig, directory: Path) -> None:
     ]
     if others:
         raise ConfigError(f"{where}: its adapter has {', '.join(others)}; use the flags of that run")
+    had_four_bits = bool(load_state(directory).get(FOUR_BITS_KEY))
+    if had_four_bits != config.lora.load_in_4bit:
+        what, remedy = ("in 4 bits", "give") if had_four_bits else ("as its files are", "leave out")
+        raise ConfigError(
+            f"{where}: its adapter was trained with the model {what}; {remedy} --load-in-4bit, or start from it with "
+            "--adapter"
+        )
 
 
 def adapter_fields(spec: AdapterSpec) -> dict[str, object]:

@@ -147,7 +147,7 @@ def adapter_heap_bytes(precision: str, *, kept: int, is_one: bool) -> int:
     """
     if is_one:
         return kept // 2
-    return kept * 4 // 3 if precision == "fp32" else kept
+    return kept * 4 // 3 if precision == "fp32" else kept * 3 // 4
 
 
 def backward_bytes(shape: ModelShape, size: MicroBatchSize, precision: str) -> int:

@@ -14,6 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
+from coati_rl.checkpoint.directory import load_state
+from coati_rl.checkpoint.saved_adapter import check_saved_adapter
+from coati_rl.config.cli import parse
+from coati_rl.errors import ConfigError
 from tests.integration.consumer.adapter_process import MERGED, SPEC, START, Trial, take_trials, whole
 from tests.integration.consumer.conftest import LAYOUTS, save_model
 from tests.integration.consumer.gradient_matrix import CASES
@@ -156,6 +160,16 @@ def test_a_step_from_the_checkpoint_has_the_same_bits(trial: Trial, found: Any) 
             second, again = rank["second"][kind], rank["resumed"][kind]
             assert second.keys() == again.keys()
             assert all(torch.equal(second[name], each) for name, each in again.items()), kind
+
+
+@every_trial
+def test_a_checkpoint_says_that_its_base_had_4_bits(trial: Trial, found: Any) -> None:
+    directory = found[0] / trial.name / "step-1"
+    assert load_state(directory)["load_in_4bit"] is True
+    flags = ["--lora-rank", str(SPEC.rank), "--lora-alpha", str(SPEC.alpha)]
+    check_saved_adapter(parse([*flags, "--load-in-4bit"])[0], directory)
+    with pytest.raises(ConfigError, match=r"trained with the model in 4 bits; give --load-in-4bit, or start from it"):
+        check_saved_adapter(parse(flags)[0], directory)
 
 
 @pytest.mark.parametrize("trial", [each for each in FAST if each.layout == "dp1" and each.precision == "fp32"])

@@ -222,9 +222,8 @@ class ThreadedRun:
         backend = self._backend = Backend(config, SingleProcess(device=torch.device("cpu")))
 
         def note_gradients(*_):  # after the hook that scales and clips
-            self.trace.gradients.append(
-                {n: p.grad.clone() for n, p in backend.policy.module.named_parameters() if p.grad is not None}
-            )
+            named = backend.policy.module.named_parameters()
+            self.trace.gradients.append({n: p.grad.clone() for n, p in named if p.grad is not None})
 
         backend.policy.torch_optimizer.register_step_pre_hook(note_gradients)
         return backend

@@ -260,8 +260,10 @@ class RoleModel:
         return [info for info in infos if info.stage == stage]
 
     def _merged(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a full weight with its adapter, if it has one; collective."""
-        weight, layer = self.parameters.full_weight(name), name.removesuffix(".weight")
+        """Return a full weight, of 4 bits what they stand for, with its adapter, if it has one; collective."""
+        layer = name.removesuffix(".weight")
+        quantized = None if self.adapters is None else self.adapters.quantized_weight(layer)
+        weight = self.parameters.full_weight(name) if quantized is None else quantized
         if self.adapters is None or layer not in self.adapters.layers:
             return weight.to(dtype)
         a, b = (self.parameters.full_weight(f"{layer}.{factor}.weight") for factor in FACTORS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from coati_rl.checkpoint.saved_adapter import FOUR_BITS_KEY
 from coati_rl.model_files.identity import model_identity
 from coati_rl.protocols import Role
 from consumer.checkpoint import CheckpointWriter
@@ -58,12 +59,16 @@ def save_models(
         writer.publish,
         model=policy.module,
         settings_dir=settings_dir,
-        state=state,
+        state={**state, FOUR_BITS_KEY: True} if _has_four_bits(policy) else state,
         files={**tokenizer_files, **files},
         digests={name: digest for text in written for name, digest in json.loads(text).items()},
         keep=keep,
     )
     agree(publish if is_first_rank else None)
+
+
+def _has_four_bits(model: RoleModel) -> bool:
+    return model.adapters is not None and model.adapters.source.has_four_bits
 
 
 def _written(model: RoleModel, writer: CheckpointWriter, role: Role) -> str:

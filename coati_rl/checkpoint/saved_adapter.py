@@ -18,6 +18,8 @@ from coati_rl.model_files.stored import has_weights
 
 WEIGHTS_KEY = "weights"  # of a checkpoint's state
 
+FOUR_BITS_KEY = "load_in_4bit"  # of a checkpoint's state: whether its adapter's base had 4 bits; absent if not
+
 
 def check_saved_adapter(config: TrainingConfig, directory: Path) -> None:
     """Raise ConfigError unless a checkpoint has adapters exactly if the run trains some, and of the same kind."""
@@ -36,6 +38,13 @@ def check_saved_adapter(config: TrainingConfig, directory: Path) -> None:
     ]
     if others:
         raise ConfigError(f"{where}: its adapter has {', '.join(others)}; use the flags of that run")
+    had_four_bits = bool(load_state(directory).get(FOUR_BITS_KEY))
+    if had_four_bits != config.lora.load_in_4bit:
+        what, remedy = ("in 4 bits", "give") if had_four_bits else ("as its files are", "leave out")
+        raise ConfigError(
+            f"{where}: its adapter was trained with the model {what}; {remedy} --load-in-4bit, or start from it with "
+            "--adapter"
+        )
     check_base(directory, Path(config.model.model), where)
 
 

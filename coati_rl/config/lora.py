@@ -39,7 +39,6 @@ class LoraConfig(Section):
         "rank, scale and layers.",
         metavar="DIRECTORY",
     )
-
     lora_sync: Literal["merged", "adapter"] = execution(
         "merged",
         "What engines get at a weight sync: the weights with the adapters merged into them, or the adapters alone, a "
@@ -50,6 +49,11 @@ class LoraConfig(Section):
         "none",
         "merged: after the last checkpoint write the model with its adapters merged to RUN/export, checked as by "
         "coati-rl merge.",
+    )
+    load_in_4bit: bool = experiment(
+        False,
+        "Hold the linear layers of the model that adapters are trained of in 4 bits (QLoRA, NF4 of bitsandbytes): a "
+        "trainer needs a fourth of their memory, and computes with rounded weights.",
     )
 
     @field_validator("lora_targets", mode="before")

@@ -17,6 +17,8 @@ def lora_problems(config: TrainingConfig) -> Iterator[str]:
         if given := given_flags(lora):
             yield f"{', '.join(given)} without --lora-rank: has no effect; give --lora-rank, or leave it out"
         return
+    if lora.load_in_4bit:
+        yield from _four_bit_problems(config)
     update = config.control.reference_update if isinstance(config, Config) else None
     if update is not None:
         yield (
@@ -43,3 +45,25 @@ def _sync_problems(config: TrainingConfig) -> Iterator[str]:
         )
     if rank is not None and rank > MAX_ENGINE_RANK:
         yield f"{flag} with --lora-rank {rank}: vLLM takes ranks up to {MAX_ENGINE_RANK}; use --lora-sync merged"
+
+
+def _four_bit_problems(config: TrainingConfig) -> Iterator[str]:
+    """Why a model in 4 bits cannot be trained in this layout: blocks of numbers with one scale are not cut."""
+    parallel, lora = config.parallel, config.lora
+    if lora.lora_sync == "adapter":
+        yield (
+            "--load-in-4bit with --lora-sync adapter: the engines' base would not be the trainers'; use --lora-sync "
+            "merged, or leave --load-in-4bit out"
+        )
+    if lora.export == "merged":
+        yield (
+            "--load-in-4bit with --export merged: on the model as it is the adapter is another one than was trained; "
+            "leave one of them out"
+        )
+    if parallel.plugin == "fsdp2":
+        yield "--load-in-4bit with --plugin fsdp2: its rows are not sharded; use --plugin hybrid, or leave it out"
+    if parallel.tensor_parallel_size > 1:
+        yield (
+            f"--load-in-4bit with -tp {parallel.tensor_parallel_size}: weights in 4 bits are not cut; use -tp 1, with "
+            "-pp or copies of the model, or leave it out"
+        )

@@ -9,6 +9,7 @@ of this tensor-parallel rank), T tokens of a row, N tokens that the loss counts,
 from dataclasses import dataclass
 
 from coati_rl.config.model import FLOAT32_ATTENTION
+from coati_rl.memory.adapters import AdapterShape
 from coati_rl.memory.model_shape import ModelShape
 from coati_rl.ops.cpu_products import PRODUCT_BLOCK
 from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS, ROW_MULTIPLE
@@ -34,7 +35,9 @@ def item_bytes(precision: str) -> int:
     return FLOAT32 if precision == "fp32" else 2
 
 
-def layer_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, device: Device) -> int:
+def layer_bytes(
+    shape: ModelShape, size: MicroBatchSize, precision: str, device: Device, adapters: AdapterShape | None = None
+) -> int:
     """Return what autograd keeps of one decoder layer.
 
     Of each token:
@@ -48,15 +51,24 @@ def layer_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, device:
 
     and of each token on a path behind a prefix a 2 K, as keys and values are copied for each sample. a is e, or 4 where
     short samples are attended to in float32.
+
+    With adapters no weight of a norm is trained, so that normalized inputs go, and inputs of matrix products stay only
+    where a layer with an adapter reads them. Each adapter has its rank's vector besides, e rank.
     """
     e, a = item_bytes(precision), _attention_item_bytes(size, precision, device)
     num_keys = shape.num_heads * shape.keys // shape.queries
-    norms = 2 * (shape.hidden * (FLOAT32 + 2 * e) + FLOAT32)
+    # How many of these are kept: inputs of attention and MLP, their last products, normalized inputs of norms.
+    inputs, of_attention, of_mlp, normalized, vectors = 2, 1, 1, 1, 0
+    if adapters is not None:
+        inputs = adapters.keeps_attention_input + adapters.keeps_mlp_input
+        of_attention, of_mlp = int(adapters.keeps_attention_output), int(adapters.keeps_mlp_product)
+        normalized, vectors = 0, e * adapters.rank * adapters.layer_adapters
+    norms = 2 * (shape.hidden * (FLOAT32 + normalized * e) + FLOAT32) + inputs * e * shape.hidden
     if shape.normalizes_heads:
-        norms += (shape.queries + shape.keys) * (FLOAT32 + e) + FLOAT32 * (shape.num_heads + num_keys)
-    attention = a * 2 * (shape.queries + shape.keys) + e * shape.queries + FLOAT32 * shape.num_heads
-    mlp = e * 4 * shape.intermediate
-    return size.tokens * (norms + attention + mlp) + size.path_tokens * a * 2 * shape.keys
+        norms += (shape.queries + shape.keys) * (FLOAT32 + normalized * e) + FLOAT32 * (shape.num_heads + num_keys)
+    attention = a * 2 * (shape.queries + shape.keys) + of_attention * e * shape.queries + FLOAT32 * shape.num_heads
+    mlp = e * (3 + of_mlp) * shape.intermediate
+    return size.tokens * (norms + attention + mlp + vectors) + size.path_tokens * a * 2 * shape.keys
 
 
 def _attention_item_bytes(size: MicroBatchSize, precision: str, device: Device) -> int:
@@ -66,7 +78,14 @@ def _attention_item_bytes(size: MicroBatchSize, precision: str, device: Device) 
 
 
 def kept_bytes(
-    shape: ModelShape, size: MicroBatchSize, precision: str, device: Device, *, layers: int, is_recomputed: bool
+    shape: ModelShape,
+    size: MicroBatchSize,
+    precision: str,
+    device: Device,
+    *,
+    layers: int,
+    is_recomputed: bool,
+    adapters: AdapterShape | None = None,
 ) -> int:
     """Return what autograd keeps of a whole forward up to the last norm, and that norm's output, which the head reads.
 
@@ -80,12 +99,17 @@ def kept_bytes(
         layers: on this pipeline stage.
         is_recomputed: with gradient checkpointing a layer keeps its input alone, e H, and the backward computes one
             layer at a time again.
+        adapters: trained in place of the weights. The embedding, which is not trained, has no gradient then, and the
+            first layer does not keep its norm's input.
     """
     e = item_bytes(precision)
-    once = size.tokens * (shape.hidden * (FLOAT32 + 2 * e) + FLOAT32)
+    norm = size.tokens * (shape.hidden * FLOAT32 + FLOAT32)
+    once = norm + size.tokens * 2 * e * shape.hidden
+    if adapters is not None:
+        once = (norm if is_recomputed else 0) + size.tokens * e * shape.hidden
     if device == "cpu" or precision == "fp32":
         once += size.masked * _attention_item_bytes(size, precision, device)
-    one = layer_bytes(shape, size, precision, device)
+    one = layer_bytes(shape, size, precision, device, adapters)
     if is_recomputed:
         return layers * size.tokens * e * shape.hidden + once + (one if layers else 0)
     return layers * one + once
@@ -110,6 +134,22 @@ def heap_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, *, kept:
     return kept - (layers * 4 * widest if widest >= HEAP_BYTES else 0)
 
 
+def adapter_heap_bytes(precision: str, *, kept: int, is_one: bool) -> int:
+    """Return what the C library's heap holds besides tensors on the CPU in a step of adapters; see `heap_bytes`.
+
+    A forward leaves gaps where outputs and normalized inputs were that nothing keeps. How many is a measurement, of
+    `scripts/bench/memory_forecast.py --lora-rank 16`, and no count.
+
+    Args:
+        precision: fp32 or bf16.
+        kept: of `kept_bytes`.
+        is_one: whether a step has one micro-batch.
+    """
+    if is_one:
+        return kept // 2
+    return kept * 4 // 3 if precision == "fp32" else kept * 3 // 4
+
+
 def backward_bytes(shape: ModelShape, size: MicroBatchSize, precision: str) -> int:
     """Return the gradients that live at a time in the backward of a layer, besides what is kept.
 
@@ -127,14 +167,16 @@ def chunk_rows(vocabulary: int, num_tokens: int, device: Device) -> int:
     return min(rows, num_tokens)
 
 
-def head_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, device: Device) -> int:
+def head_bytes(
+    shape: ModelShape, size: MicroBatchSize, precision: str, device: Device, *, is_trained: bool = True
+) -> int:
     """Return what the LM head needs while the loss is computed, its weight's gradient apart.
 
     Logits of a chunk in float32, 4 C V, turned into their gradient in place, and hidden states of all loss tokens with
     their gradients, e 2 H N. In bfloat16 besides the logits before or their gradient after the conversion, 2 C V, and
     the product that is added to the weight's gradient, 2 V H; on the CPU it is made and added in blocks of rows, and to
     add one torch converts it to float32. On a GPU the softmax, before that, has the exponentials of a whole chunk
-    beside its logits, 4 C V.
+    beside its logits, 4 C V. `is_trained`: the head's weight has a gradient.
     """
     if shape.vocabulary == 1:  # a scalar head: hidden states and values in float32
         return size.loss_tokens * shape.hidden * (FLOAT32 + item_bytes(precision))
@@ -143,7 +185,9 @@ def head_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, device: 
     softmax = FLOAT32 * logits if device == "cuda" else 0
     if precision == "fp32":
         return FLOAT32 * logits + softmax + rows
-    if device == "cpu":
+    if not is_trained:
+        product = 0
+    elif device == "cpu":
         product = (2 + FLOAT32) * min(shape.vocabulary, PRODUCT_BLOCK) * shape.hidden
     else:
         product = 2 * shape.vocabulary * shape.hidden

@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from coati_rl.config.model import PACKED_ATTENTION
 
@@ -80,13 +80,36 @@ def _config_json(hf_config: Any) -> str:
     return _JSON[key]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearLayer:
+    """Hold the sizes of a linear layer's weight, [out, in]."""
+
+    name: str  # its last part, such as q_proj
+    in_size: int
+    out_size: int
+    style: str | None  # colwise or rowwise, as the architecture's tensor-parallel plan cuts it; None: it is whole
+
+
+def linear_layers(hf_config: Any) -> tuple[LinearLayer, ...]:
+    """Return the linear layers of all decoder layers of a model."""
+    text = _config_json(hf_config)
+    parameters = _parameters(text)
+    layers = []
+    for name, shape in parameters.sizes.items():
+        module, _, kind = found[2].rpartition(".") if (found := _LAYER.search(name)) else ("", "", "")
+        if kind == "weight" and module in parameters.linear:
+            last, style = module.rpartition(".")[2], _style(hf_config, module)
+            layers.append(LinearLayer(name=last, in_size=shape[1], out_size=shape[0], style=style))
+    return tuple(layers)
+
+
 @functools.lru_cache(maxsize=64)
 def _shape(config_json: str, tensor_parallel_size: int, has_scalar_head: bool, cuts_all: bool) -> ModelShape:
     from transformers import AutoConfig
 
     values = json.loads(config_json)
     config = AutoConfig.for_model(values.pop("model_type"), **values)
-    sizes = _parameters(config_json)
+    sizes = _parameters(config_json).sizes
     cut = functools.partial(_cut, config, tensor_parallel_size, cuts_all)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     num_heads = config.num_attention_heads // tensor_parallel_size
@@ -122,9 +145,14 @@ def _shape(config_json: str, tensor_parallel_size: int, has_scalar_head: bool, c
     )
 
 
+class _Parameters(NamedTuple):
+    sizes: dict[str, tuple[int, ...]]  # by name
+    linear: frozenset[str]  # linear layers, by their names within a decoder layer
+
+
 @functools.lru_cache(maxsize=16)
-def _parameters(config_json: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a causal language model's parameters by name, tied ones once.
+def _parameters(config_json: str) -> "_Parameters":
+    """Return the parameters of a causal language model, tied ones once.
 
     All layers of an architecture with packed attention have the same parameters, so that one of them is built.
     """
@@ -142,7 +170,12 @@ def _parameters(config_json: str) -> dict[str, tuple[int, ...]]:
         layer = {name: shape for name, shape in sizes.items() if _LAYER.search(name)}
         for number in range(1, num_layers):
             sizes |= {name.replace(".0.", f".{number}.", 1): shape for name, shape in layer.items()}
-    return sizes
+    named = [
+        found[2]
+        for name, each in module.named_modules()
+        if isinstance(each, torch.nn.Linear) and (found := _LAYER.search(name))
+    ]
+    return _Parameters(sizes=sizes, linear=frozenset(named))
 
 
 def _cut(config: Any, tensor_parallel_size: int, cuts_all: bool, name: str, shape: tuple[int, ...]) -> int:
@@ -150,7 +183,6 @@ def _cut(config: Any, tensor_parallel_size: int, cuts_all: bool, name: str, shap
     count = prod(shape)
     if tensor_parallel_size == 1:
         return count
-    plan = getattr(config, "base_model_tp_plan", None) or {}
     found = _LAYER.search(name)
     if found is None:
         is_cut = shape[0] == config.vocab_size
@@ -158,6 +190,13 @@ def _cut(config: Any, tensor_parallel_size: int, cuts_all: bool, name: str, shap
         is_cut = len(shape) > 1
     else:
         module, _, kind = found[2].rpartition(".")
-        style = plan.get(f"layers.*.{module}")
+        style = _style(config, module)
         is_cut = style == "colwise" or (style == "rowwise" and kind == "weight")
     return -(-count // tensor_parallel_size) if is_cut else count
+
+
+def _style(config: Any, module: str) -> str | None:
+    """Return how the architecture's plan cuts a module of a decoder layer."""
+    plan = getattr(config, "base_model_tp_plan", None) or {}
+    style: str | None = plan.get(f"layers.*.{module}")
+    return style

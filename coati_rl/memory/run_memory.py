@@ -8,6 +8,7 @@ from coati_rl.config.config import Config
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
 from coati_rl.memory.activations import MicroBatchSize, item_bytes
+from coati_rl.memory.adapters import AdapterShape, adapter_shape, shares_base
 from coati_rl.memory.forecast import Forecast, ProcessMemory
 from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.trainer import ADAM_MOMENTS, Parts, TrainerLayout, trained_bytes, trainer_parts
@@ -31,6 +32,7 @@ class RunModels:
     frozen: tuple[Any, ...] = ()  # reference, the policy before the update, teacher
     has_scalar_head: bool = False
     critic: Any = None  # trained beside the policy; None: there is none
+    adapter_copies: int = 0  # of the policy's adapters: the policy before the update, on the same base
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,13 +119,17 @@ def trainer_memory(
     tp = config.parallel.tensor_parallel_size
     layout = _trainer_layout(config, machine.device, has_several_micro_batches=has_several_micro_batches)
     shape = model_shape(models.policy, tensor_parallel_size=tp, has_scalar_head=models.has_scalar_head)
+    adapters = _adapters_of(config, models.policy, layout)
+    layout = replace(layout, adapters=adapters)
     parts = trainer_parts(shape, size, layout)
     shards = config.dp if layout.is_fully_sharded else layout.pp
     frozen = [model_shape(each, tensor_parallel_size=tp).num_weights for each in models.frozen]
     parts["frozen models"] = sum(frozen) * item_bytes(layout.precision) // shards
+    parts["frozen models"] += models.adapter_copies * parts["parameters"]
     if models.critic is not None:  # its activations are there when the policy's are not
         critic = model_shape(models.critic, tensor_parallel_size=tp, has_scalar_head=True)
-        parts["critic"] = trained_bytes(critic, size, layout)
+        of_critic = replace(layout, adapters=_adapters_of(config, models.critic, layout))
+        parts["critic"] = trained_bytes(critic, size, of_critic)
     host: Parts = {"libraries": TRAINER_LIBRARIES}
     if kept_versions:  # on data-parallel rank 0, or with FSDP2 each rank its part; a mean over ranks
         copies = 1 if layout.is_fully_sharded else config.dp
@@ -145,8 +151,31 @@ def trainer_memory(
         parts.pop("activations", None)
     if not layout.adam_moments:
         unknown.append("the optimizer's states unknown, as --optimizer is your own")
+    shared: Parts = {}
+    if adapters is not None and adapters.is_base_shared:
+        shared = {"base": adapters.whole_weights(shape) * item_bytes(layout.precision)}
     return ProcessMemory(
-        name="trainer", count=config.parallel.num_trainers, parts=parts, host=host, unknown="; ".join(unknown)
+        name="trainer",
+        count=config.parallel.num_trainers,
+        parts=parts,
+        host=host,
+        shared=shared,
+        together=config.parallel.num_trainers if shared else 1,
+        unknown="; ".join(unknown),
+    )
+
+
+def _adapters_of(config: TrainingConfig, hf_config: Any, layout: TrainerLayout) -> AdapterShape | None:
+    """Return the adapters of a trained model; None: its weights are trained."""
+    if not config.lora.is_on:
+        return None
+    tp = config.parallel.tensor_parallel_size
+    return adapter_shape(
+        hf_config,
+        config.lora.spec,
+        tensor_parallel_size=tp,
+        is_base_shared=tp == 1 and shares_base(hf_config, layout.precision, layout.device, layout.plugin),
+        is_quantized=config.lora.load_in_4bit,
     )
 
 

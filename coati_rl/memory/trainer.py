@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from coati_rl.memory.activations import (
     FLOAT32,
     MicroBatchSize,
+    adapter_heap_bytes,
     backward_bytes,
     head_bytes,
     heap_bytes,
     item_bytes,
     kept_bytes,
 )
+from coati_rl.memory.adapters import AdapterShape
 from coati_rl.memory.model_shape import ModelShape
 from coati_rl.types import Device
 
@@ -40,6 +42,7 @@ class TrainerLayout:
     gradient_checkpointing: bool = False
     has_several_micro_batches: bool = True  # in a step, so that gradients are held while activations are
     adam_moments: int = ADAM_MOMENTS  # of the optimizer's states; 0: unknown
+    adapters: AdapterShape | None = None  # trained in place of the weights
 
     @property
     def is_fully_sharded(self) -> bool:
@@ -59,7 +62,11 @@ def trainer_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout
     moments = parts(shape, size, layout)
     largest = max(moments, key=lambda each: sum(each.values()))
     # FSDP2's processes on the CPU return to the system what they free: `consumer.environment`.
-    if layout.device == "cpu" and layout.has_several_micro_batches and not layout.is_fully_sharded:
+    if layout.device == "cpu" and layout.adapters is not None and not layout.is_fully_sharded:
+        largest[HEAP] = adapter_heap_bytes(
+            layout.precision, kept=moments[1]["activations"], is_one=not layout.has_several_micro_batches
+        )
+    elif layout.device == "cpu" and layout.has_several_micro_batches and not layout.is_fully_sharded:
         layers = 1 if layout.gradient_checkpointing else -(-shape.num_layers // layout.pp)
         kept = moments[1]["activations"]
         largest[HEAP] = heap_bytes(shape, size, layout.precision, kept=kept, layers=layers)
@@ -69,7 +76,7 @@ def trainer_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout
 def trained_bytes(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> int:
     """Return what the largest rank holds of a trained model while another one computes."""
     parts = trainer_parts(shape, size, layout)
-    return sum(parts.get(name, 0) for name in ("parameters", "masters", "optimizer", "gradients"))
+    return sum(parts.get(name, 0) for name in ("parameters", "base", "masters", "optimizer", "gradients"))
 
 
 def _replicated_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> list[Parts]:
@@ -82,26 +89,37 @@ def _replicated_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLa
     weights = layers * shape.layer_weights + (shape.root_weights if layout.pp == 1 or shape.is_tied else 0)
     if layout.pp > 1 and not shape.is_tied:
         weights += max(shape.embedding_weights, shape.head_weights)
-    shards = layout.dp if layout.zero_stage else 1
+    shards, adapters, e = layout.dp if layout.zero_stage else 1, layout.adapters, item_bytes(layout.precision)
+    trained = weights if adapters is None else adapters.trained_weights(shape, layers)
     held = {
-        "parameters": weights * item_bytes(layout.precision),
-        "masters": 0 if layout.precision == "fp32" else -(-weights * FLOAT32 // shards),
-        "optimizer": -(-weights * FLOAT32 * layout.adam_moments // shards),
+        "parameters": trained * e,
+        "masters": 0 if layout.precision == "fp32" else -(-trained * FLOAT32 // shards),
+        "optimizer": -(-trained * FLOAT32 * layout.adam_moments // shards),
     }
-    gradients = weights * FLOAT32
+    if adapters is not None:
+        held["base"] = adapters.base_bytes(weights, layers, e)
+    gradients = trained * FLOAT32
     before = gradients if layout.has_several_micro_batches else 0
     if layout.zero_stage == 2:
         before = gradients = gradients // shards + BUCKET_BYTES
-    head_gradient = FLOAT32 * shape.vocabulary * shape.hidden
+    head_gradient = FLOAT32 * shape.vocabulary * shape.hidden if adapters is None else 0
     kept = kept_bytes(
-        shape, size, layout.precision, layout.device, layers=layers, is_recomputed=layout.gradient_checkpointing
+        shape,
+        size,
+        layout.precision,
+        layout.device,
+        layers=layers,
+        is_recomputed=layout.gradient_checkpointing,
+        adapters=adapters,
     )
     # Micro-batches whose backward has not begun: as many as stages on the first one, one on the last, with the head.
     on_first = kept * (layout.pp if layout.has_several_micro_batches else 1)
-    head = head_gradient + head_bytes(shape, size, layout.precision, layout.device)
+    head = head_gradient + head_bytes(shape, size, layout.precision, layout.device, is_trained=adapters is None)
     backward = (head_gradient if shape.is_tied else 0) + backward_bytes(shape, size, layout.precision)
-    embedding_gradient = shape.embedding_weights * item_bytes(layout.precision)
-    if layout.precision == "bf16":
+    if adapters is not None:
+        backward += adapters.largest_quantized * e
+    embedding_gradient = 0 if adapters is not None else shape.embedding_weights * e
+    if layout.precision == "bf16" and adapters is None:
         embedding_gradient += shape.embedding_weights * FLOAT32  # converted before it is added
     moments: list[Parts] = [
         {**held, "gradients": before, "activations": kept, "LM head": head},
@@ -113,7 +131,8 @@ def _replicated_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLa
         },
     ]
     if layout.dp > 1:
-        bucket = min(weights * FLOAT32, max(BUCKET_BYTES, shape.largest_tensor * FLOAT32))
+        largest = shape.largest_tensor if adapters is None else adapters.largest_tensor
+        bucket = min(trained * FLOAT32, max(BUCKET_BYTES, largest * FLOAT32))
         communication = bucket
         if layout.zero_stage:
             # Padded gradients, joined ones, this rank's slice of their sum; and gloo's own copy, or the slices of all.
@@ -131,32 +150,40 @@ def _sharded_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayou
     gather has a buffer as large as what it gathers. A gradient is whole until it is copied, in float32, for the
     reduce-scatter, of whose input gloo makes a copy.
     """
-    e = item_bytes(layout.precision)
-    shard = -(-shape.num_weights * FLOAT32 // layout.dp)
+    e, adapters, layers = item_bytes(layout.precision), layout.adapters, shape.num_layers
+    trained = shape.num_weights if adapters is None else adapters.trained_weights(shape, layers)
+    shard = -(-trained * FLOAT32 // layout.dp)
     held = {
         "parameters": shard,
         "optimizer": layout.adam_moments * shard,
     }
+    if adapters is not None:
+        held["base"] = -(-adapters.base_bytes(shape.num_weights, layers, e) // layout.dp)
     before = shard if layout.has_several_micro_batches else 0
     gathered_root, gathered_layer = shape.root_weights * e, shape.layer_weights * e
-    head_gradient = FLOAT32 * shape.vocabulary * shape.hidden
+    head_gradient = FLOAT32 * shape.vocabulary * shape.hidden if adapters is None else 0
     kept = kept_bytes(
         shape,
         size,
         layout.precision,
         layout.device,
-        layers=shape.num_layers,
+        layers=layers,
         is_recomputed=layout.gradient_checkpointing,
+        adapters=adapters,
     )
     gloo_copy = FLOAT32 if layout.device == "cpu" else 0
     per_weight = max(e + FLOAT32, FLOAT32 + gloo_copy + -(-FLOAT32 // layout.dp))  # copied, then reduced to a shard
-    reduced = per_weight * max(shape.layer_weights, shape.root_weights)
+    of_layer, of_root = shape.layer_weights, shape.root_weights
+    if adapters is not None:
+        of_layer, of_root = adapters.layer_weights, adapters.trained_weights(shape, 0)
+    reduced = per_weight * max(of_layer, of_root)
     return [
         {
             **held,
             "gradients": before,
             "activations": kept,
-            "LM head": head_gradient + head_bytes(shape, size, layout.precision, layout.device),
+            "LM head": head_gradient
+            + head_bytes(shape, size, layout.precision, layout.device, is_trained=adapters is None),
             "gathered": gathered_root,
         },
         {

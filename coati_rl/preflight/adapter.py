@@ -1,5 +1,6 @@
 """Read the adapter of --adapter, which decides rank, scale and layers."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,9 +17,14 @@ Job = TypeVar("Job", bound=TrainingConfig)
 def with_adapter(config: Job) -> Job:
     """Return the config with the rank, scale and layers of --adapter, if it is given.
 
-    Raises: ConfigError if it cannot be read, or flags say something else.
+    Raises: ConfigError if it cannot be read, or flags say something else; without the package of --load-in-4bit.
     """
     lora = config.lora
+    if lora.load_in_4bit and find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            "--load-in-4bit: the package bitsandbytes is not installed; install it (ColossalAI depends on it), or "
+            "leave the flag out"
+        )
     if lora.adapter is None:
         return config
     directory = Path(lora.adapter).expanduser().absolute()

@@ -77,6 +77,7 @@ def run_check(
         policy=hf_config,
         frozen=_frozen_of_run(config.with_gap_correction(), hf_config),
         critic=_critic_of_run(config, hf_config),
+        adapter_copies=int(config.lora.is_on and _keeps_old(config.with_gap_correction())),
     )
     of_rewards = _reward_model_configs(config)
 
@@ -169,7 +170,8 @@ def job_check(
 def _models_of_job(config: OfflineConfig, hf_config: Any) -> RunModels:
     """Return the models that a trainer holds; a reference that is computed first is freed before the first step."""
     has_reference = config.uses_reference and not config.precomputes_reference
-    frozen = [config.reference_model] if has_reference else []
+    shares_base = config.lora.is_on and config.reference_model == config.model.model
+    frozen = [config.reference_model] if has_reference and not shares_base else []
     frozen += [config.teacher] if config.teacher is not None else []
     return RunModels(
         policy=hf_config,
@@ -215,11 +217,15 @@ def backend_of(config: Config, hf_config: Any, device: Device) -> CollectiveBack
 
 def _frozen_of_run(config: Config, hf_config: Any) -> tuple[Any, ...]:
     """Return the configs of reference, policy before the update, and teacher, where a run has them."""
-    # A step's own log-probabilities are those before the update, if a sync is due after each step.
-    keeps_old = config.recomputes_old_logprobs and config.sync_period > config.algorithm.updates_per_batch
-    own = [hf_config] * ((config.algorithm.kl_coeff > 0) + keeps_old)
+    # With adapters they have the policy's base.
+    own = [] if config.lora.is_on else [hf_config] * ((config.algorithm.kl_coeff > 0) + _keeps_old(config))
     teacher = config.distillation.teacher
     return (*own, *([_config_of(teacher, config, hf_config)] if teacher is not None and _is_here(teacher) else []))
+
+
+def _keeps_old(config: Config) -> bool:
+    """Whether a run keeps the policy before the update; it is the step's own if a sync is due after each step."""
+    return config.recomputes_old_logprobs and config.sync_period > config.algorithm.updates_per_batch
 
 
 def _critic_of_run(config: Config, hf_config: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -20,12 +21,15 @@ from coati_rl.checkpoint.resumed_run import ResumedRun
 from coati_rl.checkpoint.rollback import free_name, set_aside_checkpoints, set_aside_records
 from coati_rl.config import Config
 from coati_rl.config.absolute_paths import with_absolute_paths
+from coati_rl.config.lora import LoraConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import check_free_space, probe
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.adapter_files import ALL_LINEAR
 
 logger = logging.getLogger(__name__)
 
+_LINEAR = re.compile(r"\.\d+\.(?:.+\.)?(\w+)\.weight$")  # a layer of a decoder layer, by its last name
 _BYTES_FP32 = 4 + 2 * 4  # a parameter in a checkpoint
 _BYTES_BF16 = 2 + 4 + 2 * 4
 
@@ -62,16 +66,32 @@ def checkpoint_bytes(config: TrainingConfig, precision: str) -> int:
     if isinstance(config, Config) and config.control.reference_moves is not None:
         references.append(config.model.model)
     of_trained, of_weights = (_BYTES_BF16, 2) if precision == "bf16" else (_BYTES_FP32, 4)
-    return sum(map(_num_parameters, models)) * of_trained + sum(map(_num_parameters, references)) * of_weights
+    count = partial(_num_factors, config.lora) if config.lora.is_on else _num_parameters
+    return sum(map(count, models)) * of_trained + sum(map(_num_parameters, references)) * of_weights
 
 
 def _num_parameters(model: str) -> int:
+    return sum(prod(shape) for _, shape in _stored(model))
+
+
+def _num_factors(lora: LoraConfig, model: str) -> int:
+    """Return the parameters of a model's adapters: of matrices in numbered layers, which are nearly all linear."""
+    targets, rank = lora.lora_targets, lora.spec.rank
     count = 0
+    for name, shape in _stored(model):
+        found = _LINEAR.search(name)
+        if found and len(shape) == 2 and (targets == (ALL_LINEAR,) or found[1] in targets):
+            count += rank * sum(shape)
+    return count
+
+
+def _stored(model: str) -> Iterator[tuple[str, list[int]]]:
+    """Yield names and shapes of the tensors in a model's files."""
     for path in Path(model).glob("*.safetensors"):
         if not path.name.startswith("optimizer"):  # the model may be a checkpoint of a run
             with safe_open(path, framework="np") as tensors:
-                count += sum(prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
-    return count
+                for key in tensors.keys():  # noqa: SIM118, no mapping
+                    yield key, tensors.get_slice(key).get_shape()
 
 
 def checkpoint_directory(config: TrainingConfig) -> Path:

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapted_layers import A, B, adapted_layers, last_parts
 from coati_rl.model_files.adapter_files import ALL_LINEAR, PREFIX, WEIGHTS_FILE, AdapterSpec, read_adapter
+from consumer.adapters.four_bits import quantize, whole_weight
 from consumer.adapters.rank_sums import sum_backward, sum_forward
 from consumer.models.scalar_head import scalar_head
 from consumer.parallel.layout import Layout
@@ -39,6 +40,7 @@ class AdapterSource:
     base: str  # name of the base model, written into the adapters' files
     seed: int = 0  # of A; B begins as 0
     directory: Path | None = None  # adapter to begin with; None: new ones
+    has_four_bits: bool = False  # linear layers of the base, all but the head
 
 
 class Adapters:
@@ -65,6 +67,10 @@ class Adapters:
             parameter.requires_grad_(True)
         self.layers = {name: by_name[f"{name}.weight"] for name in _targets(model, source.spec.targets)}
         self.factor_infos = adapter_infos(model, infos, source.spec)
+        # Weights of the base that `attach` quantizes, by their layers, and then this stage's layers themselves.
+        named = _targets(model, (ALL_LINEAR,)) if source.has_four_bits else []
+        self._to_quantize = {name: by_name[f"{name}.weight"] for name in named}
+        self._quantized = dict[str, nn.Module]()
         self.infos = (*self.factor_infos, *(by_name[name] for name in kept))  # of all that is trained
         start = {} if source.directory is None else read_start(source.directory, self.infos)
         self._full = {info.name: nn.Parameter(_initial(info, source.seed, start)) for info in self.factor_infos}
@@ -78,8 +84,10 @@ class Adapters:
         targets = tuple(last_parts(self.layers)) if spec.targets == (ALL_LINEAR,) else spec.targets
         return spec.as_peft(base=self.source.base, has_scalar_head=has_scalar_head, targets=targets)
 
-    def attach(self, model: nn.Module, layout: Layout) -> None:
+    def attach(self, model: PreTrainedModel, layout: Layout) -> None:
         """Add this rank's part of the factors to its layers; they stay the parameters that they were.
+
+        Layers of the base that are to have 4 bits get them, one at a time.
 
         Args:
             model: this rank's part of the model; of layers of other pipeline stages nothing is added.
@@ -100,6 +108,14 @@ class Adapters:
                 linear.add_module(factor, holder)
             linear.register_forward_hook(_Hook(self, info.split_dim, layout))
         self._full, self.parameters = {}, {}  # those of other pipeline stages are dropped
+        for name, info in self._to_quantize.items():
+            if info.stage == layout.stage:
+                self._quantized[name] = layer = model.get_submodule(name)
+                quantize(layer, model.config.dtype)
+
+    def quantized_weight(self, layer: str) -> Tensor | None:
+        """Return the whole weight of a layer of the base that has 4 bits; None: it has not."""
+        return whole_weight(self._quantized[layer]) if layer in self._quantized else None
 
     def merged(self, weight: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a layer's weight with its adapter; see `with_product`."""

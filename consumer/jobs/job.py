@@ -60,7 +60,13 @@ def trained_model(
         return trained(saved or base, config.optimizer, head=head)
     from consumer.adapters.adapters import AdapterSource  # imports transformers
 
-    adapters = AdapterSource(spec=config.lora.spec, base=str(base), seed=config.run.seed, directory=saved or start)
+    adapters = AdapterSource(
+        spec=config.lora.spec,
+        base=str(base),
+        seed=config.run.seed,
+        directory=saved or start,
+        has_four_bits=config.lora.load_in_4bit,
+    )
     return trained(base, config.optimizer, head=head, adapters=adapters)
 
 

@@ -99,6 +99,8 @@ def convert(model: PreTrainedModel) -> None:
     model and its checkpoint.
     """
     for parameter in model.parameters():
+        if not parameter.is_floating_point():  # in 4 bits, two numbers a byte
+            continue
         copies = parameter.requires_grad and parameter.device.type == "cpu"
         parameter.data = parameter.data.to(model.config.dtype, copy=copies)
 

@@ -21,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,14 @@ from coati_rl.config.cli import build_config
 from coati_rl.data.packing import pack
 from coati_rl.errors import ConfigError
 from coati_rl.memory.activations import MicroBatchSize
+from coati_rl.memory.adapters import adapter_shape, shares_base
 from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.trainer import Parts, TrainerLayout, trained_bytes, trainer_parts
+from coati_rl.model_files.adapter_files import AdapterSpec
 from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.preflight.resources import read_model_config
 from coati_rl.protocols import Role
+from consumer.adapters.adapters import AdapterSource
 from consumer.backend import make_backend
 from consumer.backend_config import BackendConfig, ModelSource, trained
 from consumer.environment import memory_environment
@@ -61,6 +65,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and settings of
     "dp1": (1, {}),
     "tp2": (2, {"tp_size": 2}),
     "fsdp2": (2, {"plugin": "fsdp2"}),
+    "dp2": (2, {}),
     "dp1_bf16": (1, {"precision": "bf16"}),
     "zero1_bf16": (2, {"zero_stage": 1, "precision": "bf16"}),
 }
@@ -72,6 +77,7 @@ FLAGS = {
     "layers": (6, "decoder layers without --model"),
     "vocab": (12288, "vocabulary without --model"),
     "seed": (0, "of weights and tokens"),
+    "lora-rank": (0, "of adapters of all linear layers, in place of the weights; 0: the weights are trained"),
 }
 
 
@@ -100,11 +106,23 @@ def forecast(directory: Path, layout: str, arguments: argparse.Namespace) -> Par
         has_several_micro_batches=arguments.prompts > 1,
     )
     config = read_model_config(directory)
+    if spec := adapter_spec(arguments):
+        is_shared = tp == 1 and shares_base(config, trainers.precision, "cpu", trainers.plugin)
+        adapters = adapter_shape(
+            config, spec, tensor_parallel_size=tp, is_base_shared=is_shared, is_quantized=arguments.load_in_4bit
+        )
+        trainers = replace(trainers, adapters=adapters)
     parts = trainer_parts(model_shape(config, tensor_parallel_size=tp), size, trainers)
     if arguments.critic:
         critic = model_shape(config, tensor_parallel_size=tp, has_scalar_head=True)
         parts["critic"] = trained_bytes(critic, size, trainers)
     return parts
+
+
+def adapter_spec(arguments: argparse.Namespace) -> AdapterSpec | None:
+    """Return the adapters that are trained; None: the weights are."""
+    rank = arguments.lora_rank
+    return AdapterSpec(rank=rank, alpha=2.0 * rank, targets=("all-linear",)) if rank else None
 
 
 def refusal(directory: Path, layout: str) -> str | None:
@@ -143,10 +161,12 @@ def run_rank(
     import consumer.parallel.hybrid  # noqa: F401  (libraries, before what they hold is read)
 
     libraries = memory_kib("RssAnon")
+    spec = adapter_spec(arguments)
+    adapters = None if spec is None else AdapterSource(spec=spec, base=str(model), has_four_bits=arguments.load_in_4bit)
     with no_progress_bars():
-        models: dict[Role, ModelSource] = {"policy": trained(model)}
+        models: dict[Role, ModelSource] = {"policy": trained(model, adapters=adapters)}
         if arguments.critic:
-            models["value"] = trained(model, head=ScalarHead(seed=None, pad_token_id=0))
+            models["value"] = trained(model, head=ScalarHead(seed=None, pad_token_id=0), adapters=adapters)
         config = BackendConfig(models=models, gradient_checkpointing=arguments.checkpointing, **settings)
         backend = make_backend(config, device=device, timeout_s=TIMEOUT_S)
     dp, dp_rank = backend.layout.dp_size, backend.layout.dp_rank
@@ -180,6 +200,7 @@ def run_rank(
         "peak": 1024 * (peak - libraries),
         "held": 1024 * (held - libraries),
         "libraries": 1024 * libraries,
+        "mapped": 1024 * memory_kib("RssFile"),
         "step_s": statistics.median(seconds),
         "tokens": max(m.num_tokens for m in share[dp_rank]),
         "micro_batches": len(share[dp_rank]),
@@ -217,6 +238,9 @@ def main() -> None:
     parser.add_argument("--layout", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations in the backward pass")
     parser.add_argument("--critic", action="store_true", help="train a critic beside the policy: PPO's step")
+    parser.add_argument(
+        "--load-in-4bit", action="store_true", help="with --lora-rank: the base in 4 bits (hybrid, not tp)"
+    )
     parser.add_argument("--untied", action="store_true", help="LM head and embedding are two, without --model")
     for flag, (default, what) in FLAGS.items():
         parser.add_argument(f"--{flag}", type=int, default=default, help=f"{what} (default {default})")

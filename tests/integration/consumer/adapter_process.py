@@ -37,11 +37,13 @@ class Trial(NamedTuple):
     model: str
     loss: str
     cut: Cut
+    has_four_bits: bool = False  # of the base
 
     @property
     def name(self) -> str:
         cut = "-".join(map(str, self.cut))
-        return f"{self.layout}-{self.precision}-{self.model}-{self.loss.replace(' ', '_')}-{cut}"
+        bits = "-4bit" if self.has_four_bits else ""
+        return f"{self.layout}-{self.precision}-{self.model}-{self.loss.replace(' ', '_')}-{cut}{bits}"
 
     @property
     def is_scored(self) -> bool:
@@ -53,7 +55,7 @@ class Trial(NamedTuple):
 
 def trainer_of(trial: Trial, model_dir: Path, start: Path) -> Backend:
     head = reward_cases.CASES[trial.loss].head if trial.is_scored else None
-    source = AdapterSource(spec=SPEC, base=str(model_dir), directory=start)
+    source = AdapterSource(spec=SPEC, base=str(model_dir), directory=start, has_four_bits=trial.has_four_bits)
     settings = LAYOUTS[trial.layout][1]
     return make_trainer(model_dir, precision=trial.precision, adapters=source, scalar_head=head, **settings)
 

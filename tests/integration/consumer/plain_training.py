@@ -128,7 +128,7 @@ def plain_gradients(
 
 
 def _take_gradients(model: PreTrainedModel) -> dict[str, Tensor]:
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return gradients
 

@@ -65,6 +65,7 @@ LORA = {"lora_rank": 2}
 TAUGHT = {"teacher": "<model>", "old_logprobs": "trainer"}  # the scripted engine's would be clipped
 
 IN_RUNS = {
+    "load_in_4bit": Row(True, first_gradient, base={"lora_rank": 2}),
     # model and data; <name> is a file of prompts, <model> another model, <tmp> the run's parent directory,
     # <checkpoint> the one after step 2 of a run with the base
     "model": Row("<model>", weights),

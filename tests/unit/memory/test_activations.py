@@ -5,11 +5,23 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from coati_rl.memory.activations import MicroBatchSize, backward_bytes, chunk_rows, head_bytes, kept_bytes
+from coati_rl.memory.activations import (
+    MicroBatchSize,
+    backward_bytes,
+    chunk_rows,
+    head_bytes,
+    kept_bytes,
+    layer_bytes,
+)
+from coati_rl.memory.adapters import adapter_shape
 from coati_rl.memory.model_shape import model_shape
+from coati_rl.model_files.adapter_files import AdapterSpec
 from coati_rl.ops.fused_loss import fused_token_loss
-from consumer.models.loading import prepare
+from consumer.adapters.adapters import Adapters, AdapterSource
+from consumer.models.loading import convert, prepare
 from consumer.models.packed_attention import NAME
+from consumer.parallel.layout import Layout
+from consumer.parallel.parameters import describe_parameters
 
 SIZES = {
     "vocab_size": 96,
@@ -24,11 +36,15 @@ PROMPT, RESPONSE = 24, 20
 SHARED = (PROMPT, RESPONSE, RESPONSE)  # a prompt and two responses behind it
 
 
-def kept_by_autograd(config, dtype, *, lengths, parents=None, is_recomputed=False):
+def kept_by_autograd(config, dtype, *, lengths, parents=None, is_recomputed=False, adapters=None):
     """Bytes of the tensors that a forward up to the last norm keeps, and its output; weights, ids, rotations apart."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
     prepare(model, gradient_checkpointing=is_recomputed)
+    if adapters is not None:
+        infos = describe_parameters(model, Layout(), [config.num_hidden_layers])
+        Adapters(model, infos, AdapterSource(spec=adapters, base="")).attach(model, Layout())
+        convert(model)
     others = {tensor.untyped_storage().data_ptr() for tensor in model.parameters()}
     kept, alive = {}, []
 
@@ -57,6 +73,26 @@ def test_kept_bytes_are_those_of_real_layers(model_type, precision):
     size = MicroBatchSize(tokens=80, loss_tokens=60, longest=50)
     found = kept_bytes(model_shape(config), size, precision, "cpu", layers=3, is_recomputed=False)
     assert found == kept_by_autograd(config, dtype, lengths=(50, 30))
+
+
+@pytest.mark.parametrize("is_recomputed", [False, True])
+@pytest.mark.parametrize("targets", [("all-linear",), ("q_proj", "k_proj"), ("o_proj", "up_proj", "q_proj", "k_proj")])
+@pytest.mark.parametrize(("model_type", "precision"), [("qwen3", "fp32"), ("llama", "bf16"), ("qwen2", "bf16")])
+def test_with_adapters_kept_bytes_are_those_of_real_layers(model_type, precision, targets, is_recomputed):
+    config = AutoConfig.for_model(model_type, **SIZES, sliding_window=None)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    size = MicroBatchSize(tokens=80, loss_tokens=60, longest=50)
+    spec = AdapterSpec(rank=8, alpha=8.0, targets=targets)
+    adapters = adapter_shape(config, spec)
+
+    def forecast(layers):
+        return kept_bytes(
+            model_shape(config), size, precision, "cpu", layers=layers, is_recomputed=is_recomputed, adapters=adapters
+        )
+
+    found = kept_by_autograd(config, dtype, lengths=(50, 30), is_recomputed=is_recomputed, adapters=spec)
+    one_at_a_time = layer_bytes(model_shape(config), size, precision, "cpu", adapters) if is_recomputed else 0
+    assert forecast(3) - one_at_a_time == found
 
 
 def test_keys_and_values_of_a_shared_prompt_are_copied_for_each_response():

@@ -182,6 +182,15 @@ def test_a_checkpoint_takes_weights_two_moments_and_masters_of_bf16(tmp_path, pr
     assert checkpoint_bytes(with_critic, precision) == 2 * (3 * 4 + 5) * per_parameter
 
 
+@pytest.mark.parametrize(("targets", "sides"), [("all-linear", (6 + 4) + (4 + 8)), ("up", 4 + 8)])
+def test_a_checkpoint_of_adapters_takes_their_factors_and_moments(tmp_path, targets, sides):
+    tensors = {"embed.weight": (9, 4), "layers.0.mlp.up.weight": (8, 4), "layers.0.q.weight": (6, 4)}
+    tensors |= {"layers.0.norm.weight": (4,), "lm_head.weight": (9, 4)}
+    save_file({name: np.zeros(shape, np.float32) for name, shape in tensors.items()}, tmp_path / "model.safetensors")
+    flags = ["-m", str(tmp_path), "--lora-rank", "2", "--lora-targets", targets]
+    assert checkpoint_bytes(parse(flags)[0], "fp32") == 2 * sides * 12
+
+
 def test_a_directory_is_held_by_one_process_at_a_time(tmp_path):
     with locked(tmp_path), pytest.raises(ConfigError, match="is still running"), locked(tmp_path):
         pass

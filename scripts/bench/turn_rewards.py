@@ -1,11 +1,11 @@
 """Compare PPO's critic with GRPO, by turn and by episode, in an environment of several turns that pays in each.
 
-    python scripts/bench/turn_rewards.py OUT_DIR [--methods ppo grpo_turns grpo] [--seeds 0 1 2 3 4] [-- FLAGS]
+    python scripts/bench/turn_rewards.py OUT_DIR [--methods ppo grpo_turns] [--seeds 0 1] [--group-size 8] [-- FLAGS]
 
 The environment is `turn_rewards_env.py`. Out: OUT_DIR/model, a tiny model that supervised training has taught the walks
-of a careless player; OUT_DIR/<method>-<learning rate>-<dice>-<episodes>x<steps>-<seed>/, each an ordinary run; a
-Markdown table on standard output, of means over seeds and their standard deviations. All methods begin with the same
-model and have the same number of episodes per step, steps, prompts and limits; no KL. Runs follow one another. A
+of a careless player; OUT_DIR/<method>-<learning rate>-<dice>-<group size>-<episodes>x<steps>-<seed>/, each an ordinary
+run; a Markdown table on standard output, of means over seeds and their standard deviations. All methods begin with the
+same model and have the same number of episodes per step, steps, prompts and limits; no KL. Runs follow one another. A
 complete run is not repeated. FLAGS are added to every run.
 """
 
@@ -38,7 +38,6 @@ from producer.environments.episode import Action, EpisodeTask, Message
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = Path(__file__).with_name("turn_rewards_env.py")
 NUM_TURNS, BOOST = 5, 3
-GROUP_SIZE = 8
 SFT_BATCH = 32  # walks of a step of supervised fine-tuning
 WINDOW = 10  # last steps, whose mean reward is given
 TIMEOUT_S = 1200.0  # of one run
@@ -66,7 +65,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", default=["ppo", "grpo_turns", "grpo"], choices=[*METHODS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="one run each")
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps of each run")
-    parser.add_argument("--episodes", type=int, default=32, help=f"of an optimizer step; a multiple of {GROUP_SIZE}")
+    parser.add_argument("--episodes", type=int, default=32, help="of an optimizer step; a multiple of --group-size")
+    parser.add_argument("--group-size", type=int, default=8, help="episodes of a prompt; fewer: more prompts")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="of the policy, of all methods")
     parser.add_argument("--dice", choices=["episode", "prompt"], default="episode", help="see turn_rewards_env.py")
     parser.add_argument("--sft-steps", type=int, default=200, help="optimizer steps of supervised fine-tuning")
@@ -152,21 +152,22 @@ def run(command: list[Any], directory: Path) -> None:
 def train(method: str, seed: int, model: Path, arguments: argparse.Namespace) -> list[Row]:
     """Return the metrics of one run, which is started if it does not exist."""
     rate = arguments.learning_rate
-    directory = arguments.out_dir / f"{method}-{rate:g}-{arguments.dice}-{arguments.episodes}x{arguments.steps}-{seed}"
+    task = f"{arguments.dice}-{arguments.group_size}"
+    directory = arguments.out_dir / f"{method}-{rate:g}-{task}-{arguments.episodes}x{arguments.steps}-{seed}"
     metrics = directory / "metrics.jsonl"
     if not metrics.is_file():
         flags = METHODS[method]
-        group = 1 if "--num-generations" in flags else GROUP_SIZE
+        group = 1 if "--num-generations" in flags else arguments.group_size
         prompts = arguments.episodes // group
-        task = ("-m", model, "-d", model / "train.jsonl", "-ed", f"walks={model / 'eval.jsonl'}")
+        data = ("-m", model, "-d", model / "train.jsonl", "-ed", f"walks={model / 'eval.jsonl'}")
         environment = ("--env", f"{ENVIRONMENT}:Rooms", "--env-arg", f"dice={arguments.dice}")
         lengths = ("--max-turns", NUM_TURNS, "-mpt", 64, "-mnt", 4, "--max-episode-tokens", 256)
         sizes = [word for flag in ("-ibs", "-imbs", "-tbs", "-tMbs") for word in (flag, prompts)]
         workers = ("-b", "transformers", "-t", 1, "-i", 1)
         packing = ("-tmbs", arguments.episodes, "--max-tokens-per-microbatch", 2048)
         steps = ("--max-steps", arguments.steps, "-ei", arguments.steps, "-si", -1, "-e", 100)
-        command = ["rl_example.py", *task, *environment, *lengths, "-g", GROUP_SIZE, *sizes, *workers, *packing, *steps]
-        run([*command, "-kl", 0, "-lr", rate, "--seed", seed, *flags, *arguments.flags], directory)
+        command = ["rl_example.py", *data, *environment, *lengths, *sizes, *workers, *packing, *steps, "-kl", 0]
+        run([*command, "-g", arguments.group_size, "-lr", rate, "--seed", seed, *flags, *arguments.flags], directory)
     rows = _read(metrics)
     if len(rows) != arguments.steps:
         raise SystemExit(f"{directory}: holds {len(rows)} of {arguments.steps} steps; remove it to run it again")

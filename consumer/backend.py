@@ -84,9 +84,8 @@ class Backend:
         self.models = {role: self._load(role, each) for role, each in config.models.items() if each.shares is None}
         self.policy = self.models["policy"]
         base = config.models["policy"].directory
-        self._sent = SentWeights(
-            self.policy, self.layout, config.wire_dtype, base=base if config.sends_adapters else None
-        )
+        sent_beside = base if config.sends_adapters else None
+        self._sent = SentWeights(self.policy, self.layout, config.wire_dtype, base=sent_beside)
         # Of what adapters are trained on; of the rank that writes it. Read now, as the directory may change.
         is_named = self.policy.adapters is not None and self.layout.sender == 0
         self._base_identity = identity_in_background(base) if is_named else None

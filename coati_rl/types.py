@@ -1,7 +1,6 @@
 """Define the data exchanged between the services: prompts, leases, completions, trajectories, rollout groups.
 
-G episodes per prompt (group size); L tokens of a trajectory, N of them in the loss; T tokens of an engine's answer.
-Arrays are NumPy, so that they cross Ray without a copy.
+G episodes per prompt; L tokens of a trajectory, N in the loss; T tokens of an answer. NumPy crosses Ray without a copy.
 """
 
 from collections.abc import Sequence

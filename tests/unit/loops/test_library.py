@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import coati
-from coati_rl.errors import ConfigError, EngineError, RunError, TransferError
+from coati_rl.errors import ConfigError, EngineError, RunError
 from coati_rl.work import TrainWork
 from producer.engine_client import Completion
 
@@ -226,35 +226,6 @@ def test_an_engine_serves_what_was_pushed_and_a_push_is_checked(model_dir, sampl
         monkeypatch.setattr(member._engine, "probe_logprobs", lambda *args, **options: probe(*args, **options) - 1)
         with pytest.raises(RunError, match="from the trainer's"):
             trainer.push_to(engine)
-
-
-def test_adapters_are_pushed_merged_into_the_weights(model_dir, samples):
-    with (
-        coati.Engine(model_dir, backend="transformers", **LIMITS) as engine,
-        coati.Trainer(model_dir, "grpo", lora_rank=4, **GRPO) as trainer,
-    ):
-        before = engine.generate(["hello"], temperature=0.0)[0][0]
-        train(trainer, samples, steps=3, lr=5e-2)
-        push = trainer.push_to(engine)
-        assert (push.policy_version, push.identity) == (3, push.digest)
-        assert push.gap < 1e-4
-        after = engine.generate(["hello"], temperature=0.0)[0][0]
-        assert abs(after.logprobs[0] - before.logprobs[0]) > 0.01
-        (one,) = engine.generate(["hello"])[0]
-        np.testing.assert_allclose(trainer.score([one.sample(0.0)])[0], one.logprobs, atol=1e-4)
-
-
-def test_adapters_are_not_pushed_to_an_engine_that_takes_whole_weights(model_dir, samples):
-    flags = {"lora_rank": 4, "lora_sync": "adapter"}
-    with pytest.raises(ConfigError, match="use --lora-sync merged"):
-        coati.Engine(model_dir, backend="transformers", **flags, **LIMITS)
-    with (
-        coati.Engine(model_dir, backend="transformers", **LIMITS) as engine,
-        coati.Trainer(model_dir, "grpo", **flags, **GRPO) as trainer,
-    ):
-        train(trainer, samples)
-        with pytest.raises(TransferError, match="the engine serves whole weights"):
-            trainer.push_to(engine, timeout_s=5.0)
 
 
 def test_weights_are_pushed_to_one_engine_and_then_to_another(model_dir, samples):

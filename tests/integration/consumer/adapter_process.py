@@ -12,6 +12,7 @@ from coati_rl.model_files.adapter_files import AdapterSpec
 from consumer.adapters.adapters import AdapterSource
 from consumer.backend import Backend
 from consumer.optim.learning_rate import LearningRate
+from consumer.sent_weights import SentWeights
 from consumer.train_step import TrainStep
 from tests.integration.consumer import reward_cases
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE
@@ -110,10 +111,15 @@ def take_scored(recorder: Any, trial: Trial, step: int) -> None:
 
 
 def weights_of(backend: Backend) -> dict[str, dict[str, Tensor]]:
-    """The merged weights, and the trained ones as they are."""
+    """The merged weights, the trained ones as they are, and the adapters as they are sent alone."""
     policy = backend.policy
     trained = {name: policy.parameters.full_weight(name).clone() for name in policy.parameters.trained}
-    return {"merged": {name: each.clone() for name, each in policy.export(torch.float32)}, "trained": trained}
+    alone = SentWeights(policy, backend.layout, torch.float32, base=Path())
+    return {
+        "merged": {name: each.clone() for name, each in policy.export(torch.float32)},
+        "trained": trained,
+        "alone": {name: each.clone() for name, each in alone.tensors()},
+    }
 
 
 def scores_of(backend: Backend, model_dir: Path) -> dict[str, list[Tensor]]:

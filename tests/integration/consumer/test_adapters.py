@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from coati_rl.checkpoint.directory import load_state
 from coati_rl.checkpoint.saved_adapter import recorded_weights
+from coati_rl.model_files.adapter_files import PREFIX
 from coati_rl.model_files.identity import model_identity
 from tests.integration.consumer import reward_cases
 from tests.integration.consumer.adapter_process import MERGED, SCORED, SPEC, START, Trial, take_trials, whole
@@ -187,6 +188,9 @@ def test_peft_reads_the_checkpoint_as_what_was_trained(trial: Trial, found: Any,
     loaded = {our_name(name): p for name, p in model.named_parameters() if p.requires_grad}
     assert loaded.keys() == trained.keys()
     assert all(torch.equal(loaded[name].to(each.dtype), each) for name, each in trained.items())
+    alone, stored = whole(ranks, "first", "alone"), load_file(saved / "adapter_model.safetensors")
+    assert [*alone] == [name for name in alone if "lora_" in name] and {*stored} - {*alone} <= {f"{PREFIX}score.weight"}
+    assert all(torch.equal(each, stored[name].float()) for name, each in alone.items())
     assert not list(saved.glob("model*.safetensors")) and not (saved / "config.json").exists()
     assert load_state(saved)["weights"] == recorded_weights(saved, model_identity(model_dir))
     moments = {key for path in saved.glob("optimizer*.safetensors") for key in load_file(path)}

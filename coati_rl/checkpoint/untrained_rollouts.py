@@ -36,6 +36,7 @@ class UntrainedRollouts:
     dropped: tuple[RolloutGroup, ...] = ()  # since the last step, for its record
     samples_failed: int = 0  # of finished groups, since the last step
     sync_index_of: Mapping[int, int] = field(default_factory=dict)  # policy version -> the sync that sent it
+    identities: Mapping[int, str] = field(default_factory=dict)  # policy version -> its weights'
 
     def to_bytes(self) -> bytes:
         """Return the archive in the newest format."""
@@ -46,6 +47,7 @@ class UntrainedRollouts:
             "lease_syncs": [finished.sync_index for finished in self.finished],
             "samples_failed": self.samples_failed,
             "sync_index_of": sorted(self.sync_index_of.items()),
+            "identities": sorted(self.identities.items()),
             "groups": [_describe(*pair) for pair in zip(groups, packed, strict=True)],
         }
         arrays = {
@@ -77,6 +79,7 @@ class UntrainedRollouts:
                 dropped=tuple(groups[len(lease_syncs) :]),
                 samples_failed=description["samples_failed"],
                 sync_index_of=dict(description["sync_index_of"]),
+                identities=dict(description.get("identities", ())),  # absent from what 0.2.0 wrote
             )
         except (OSError, EOFError, zipfile.BadZipFile, KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"the rollouts cannot be read: {error!r}") from error

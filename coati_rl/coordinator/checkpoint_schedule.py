@@ -5,7 +5,7 @@ sync, when the engines serve its weights, and waits for the prompts that were le
 sampled with the same weights in both runs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,13 +34,16 @@ class CheckpointSchedule:
         members: Membership,
         evaluation: EvaluationRounds,
         stats: StepStats,
+        identities: Mapping[int, str],
     ) -> None:
+        """Store the arguments; `identities`: of weights, by policy version, as syncs add them."""
         self._settings = settings
         self._queue = queue
         self._flow = flow
         self._members = members
         self._evaluation = evaluation
         self._stats = stats
+        self._identities = identities
         self._last_saved = start.step
         self.being_written: int | None = None  # step of the checkpoint that the trainers write
 
@@ -83,12 +86,12 @@ class CheckpointSchedule:
 
         def make() -> list[Work]:
             work = SaveWork(step=step, data_state=data_state(position, self._queue.order))
-            rollouts = replace(untrained, sync_index_of=self._sync_index_of(finished)).to_bytes()
+            versions = {version for each in finished for version, _ in as_packed(each.group).policy_versions}
+            rollouts = replace(
+                untrained,
+                sync_index_of={version: -self._members.staleness(version) for version in versions},
+                identities={version: self._identities[version] for version in versions & self._identities.keys()},
+            ).to_bytes()
             return [replace(work, rollouts=rollouts), *[work] * (self._settings.batch.dp - 1)]
 
         return make
-
-    def _sync_index_of(self, finished: Sequence[FinishedGroup]) -> dict[int, int]:
-        """Return the policy versions that sampled these groups -> minus the number of syncs since."""
-        versions = {version for each in finished for version, _ in as_packed(each.group).policy_versions}
-        return {version: -self._members.staleness(version) for version in versions}

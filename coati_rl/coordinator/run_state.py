@@ -57,10 +57,12 @@ class RunState:
         self.flow = PromptFlow(settings, queue, self.leases, position, untrained.finished)
         self.members = Membership(start_version=position.step, sync_index_of=untrained.sync_index_of)
         self.mismatch_monitor = LogprobMismatchMonitor(settings.mismatch, settings.sync)
-        self.syncs = WeightSyncs(settings, self.members, self.mismatch_monitor, probe=start.probe)
+        self.syncs = WeightSyncs(
+            settings, self.members, self.mismatch_monitor, probe=start.probe, identities=untrained.identities
+        )
         self.stats = StepStats(settings, position, untrained)
         self.checkpoint_schedule = CheckpointSchedule(
-            settings, position, queue, self.flow, self.members, evaluation, self.stats
+            settings, position, queue, self.flow, self.members, evaluation, self.stats, self.syncs.identities
         )
         self.events = EventLog()
         self.writer = BackgroundWriter(self._wake)  # of rollouts and evaluations, without the lock

@@ -70,7 +70,8 @@ class TrainingReports:
     def _write_step(self, record: dict[str, Any], closed: ClosedStep | None) -> None:
         """Write a step's rollouts, then send its event: a step in metrics.jsonl is written. In the writer's thread."""
         if closed is not None:
-            self._recorder.write(record["step"], closed.groups, advantages=closed.advantages)
+            identities = self._state.syncs.identities
+            self._recorder.write(record["step"], closed.groups, advantages=closed.advantages, identities=identities)
         with self._state.changed:
             self._state.num_unwritten_steps -= 1
             self._state.event("step", **record)

@@ -25,8 +25,18 @@ class WeightSyncs:
         monitor: LogprobMismatchMonitor,
         *,
         probe: Sequence[int],
+        identities: Mapping[int, str] | None = None,
     ) -> None:
-        """Begin without a sync; `probe` holds the token ids whose log-probabilities verify one."""
+        """Begin without a sync.
+
+        Args:
+            settings: of the coordinator.
+            members: the producers.
+            monitor: judges probes.
+            probe: token ids whose log-probabilities verify a sync.
+            identities: of weights that sampled rollouts of the checkpoint, by policy version.
+        """
+        self.identities = dict(identities or {})  # of the weights of each version that was staged
         self._members = members
         self._monitor = monitor
         self._probe = tuple(probe)
@@ -62,6 +72,8 @@ class WeightSyncs:
         version, self._transfer, self.seconds = self._transfer.policy_version, None, report.seconds
         self._num_staged += bool(report.staged)
         self._members.staged(report.staged, version)
+        if report.staged and report.identity:
+            self.identities[version] = report.identity
         self._report, self._version, self._commits, self._gaps = report, version, {}, []
         return version
 

@@ -7,6 +7,7 @@ loss (docs/rollouts.md).
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from coati_rl.run_lengths import encode_runs
 from coati_rl.types import DEFAULT_TASK, RolloutDetail, RolloutGroup, Trajectory
 
 _STEPS_PER_FILE = 100
+NO_IDENTITIES: Mapping[int, str] = MappingProxyType({})
 
 
 class RolloutRecorder:
@@ -28,13 +30,21 @@ class RolloutRecorder:
         self._directory = directory
         self._is_full = detail == "full"
 
-    def write(self, step: int, groups: Sequence[RolloutGroup], *, advantages: Mapping[tuple[str, int], float]) -> None:
+    def write(
+        self,
+        step: int,
+        groups: Sequence[RolloutGroup],
+        *,
+        advantages: Mapping[tuple[str, int], float],
+        identities: Mapping[int, str] = NO_IDENTITIES,
+    ) -> None:
         """Record the groups received for an optimizer step.
 
         Args:
             step: from 1.
             groups: trained or not.
             advantages: of the trajectories in the loss, by prompt uid and number in the group.
+            identities: of weights, by policy version.
         Raises: RunError if the file cannot be written.
         """
         first = (step - 1) // _STEPS_PER_FILE * _STEPS_PER_FILE + 1
@@ -45,9 +55,16 @@ class RolloutRecorder:
             with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 for group in groups:
                     numbers = range(len(group.trajectories))
-                    file.writelines(self._line(step, group, number, advantages) for number in numbers)
+                    file.writelines(self._line(step, group, number, advantages, identities) for number in numbers)
 
-    def _line(self, step: int, group: RolloutGroup, number: int, advantages: Mapping[tuple[str, int], float]) -> str:
+    def _line(
+        self,
+        step: int,
+        group: RolloutGroup,
+        number: int,
+        advantages: Mapping[tuple[str, int], float],
+        identities: Mapping[int, str],
+    ) -> str:
         trajectory, advantage = group.trajectories[number], advantages.get((group.prompt.uid, number))
         versions = trajectory.policy_versions
         record = {
@@ -63,7 +80,7 @@ class RolloutRecorder:
             "num_tokens": trajectory.num_loss_tokens,
             "finish_reason": trajectory.finish_reason,
             "temperature": group.temperature,
-            "policy_versions": [int(versions.min()), int(versions.max())] if len(versions) else [],
+            **_version_fields(versions, identities),
             **score_fields(group.scores[trajectory.episode]),
             "is_trained": advantage is not None,
             "advantage": advantage,
@@ -76,6 +93,13 @@ class RolloutRecorder:
         record |= _token_fields(trajectory, start)
         logprobs = _as_json(_spread(trajectory.logprobs, trajectory.loss_mask[start:], 0.0))
         return f'{json.dumps(record, ensure_ascii=False)[:-1]}, "rollout_logprobs": {logprobs}}}\n'
+
+
+def _version_fields(versions: np.ndarray, identities: Mapping[int, str]) -> dict[str, Any]:
+    """Return the lowest and highest version that sampled a trajectory, and the identities of their weights."""
+    ends = [int(versions.min()), int(versions.max())] if len(versions) else []
+    weights = {} if identities.keys().isdisjoint(ends) else {"weights": [identities.get(version) for version in ends]}
+    return {"policy_versions": ends, **weights}
 
 
 def _baseline_field(group: RolloutGroup) -> dict[str, float | None]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 import xxhash
 
+from coati_rl.command_line import main
 from tests.integration.runs.records import (
     GAP_LIMIT,
     assert_complete,
@@ -75,6 +76,7 @@ def test_one_process_resumes_what_trainers_that_are_cut_up_have_saved(make_tiny,
     assert abs(found["grad_norm"] - expected["grad_norm"]) < 1e-3 * expected["grad_norm"]
 
 
+LORA = ("--lora-rank", 4, "-lr", 1e-2)
 ONE_STEP_AHEAD = ("-nb", 1, "-si", 1, "--keep-checkpoints", 2)
 
 
@@ -90,9 +92,12 @@ def assert_one_step_ahead(run, records):
     assert gap < max(GAP_LIMIT, 2 * rounding)
 
 
-def test_a_pipeline_one_step_ahead_is_rewarded_for_programs_that_pass_their_tests(make_tiny, start_run, flags):
+@pytest.mark.parametrize("trained", [LORA, pytest.param((), marks=pytest.mark.full)], ids=["adapters", "weights"])
+def test_a_pipeline_one_step_ahead_is_rewarded_for_programs_that_pass_their_tests(
+    make_tiny, start_run, flags, tmp_path, trained
+):
     code = ("-rt", "code", "--test-timeout-s", 5, "-b", "transformers", "-kl", 0.01)
-    job = (*flags(make_tiny(tied=True, writes_programs=True)), *LAYOUTS["pp2"], *ONE_STEP_AHEAD)
+    job = (*flags(make_tiny(tied=True, writes_programs=True)), *LAYOUTS["pp2"], *ONE_STEP_AHEAD, *trained)
     run = start_run(*job, *code, "--max-steps", 4)
     run.wait_for_step(1)
     assert any("bwrap" in process.name() for process in run.processes()), "programs run in the sandbox"
@@ -110,7 +115,14 @@ def test_a_pipeline_one_step_ahead_is_rewarded_for_programs_that_pass_their_test
     assert right["detail"] == "2 of 2 tests passed" and right["breakdown"] == {"tests_passed": 1.0}
     assert "print(2)" in right["response"]
     assert sorted(path.name for path in (run.run_dir / "checkpoints").iterdir()) == ["step-3", "step-4"]
-    assert_saved_as_synced(run, 3, 4)
+    if trained:  # a checkpoint and its base are what was served
+        checkpoint = run.run_dir / "checkpoints" / "step-4"
+        assert main(["merge", str(checkpoint), str(tmp_path / "merged")]) == 0
+        synced = {line["step"]: line["digest"] for line in lines(run.run_dir / "syncs.jsonl")}
+        assert digest_of(tmp_path / "merged") == synced[4]
+        assert {sample["weights"][-1] for sample in rollouts} <= {*synced.values()}
+    else:
+        assert_saved_as_synced(run, 3, 4)
     assert run.left_over() == []
 
 

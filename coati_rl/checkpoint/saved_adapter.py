@@ -13,8 +13,6 @@ from coati_rl.config.fields import shown
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapter_files import AdapterSpec, is_adapter, read_adapter
-from coati_rl.model_files.identity import adapter_identity, model_identity
-from coati_rl.model_files.stored import has_weights
 
 WEIGHTS_KEY = "weights"  # of a checkpoint's state
 
@@ -50,6 +48,8 @@ def check_saved_adapter(config: TrainingConfig, directory: Path) -> None:
 
 def recorded_weights(directory: Path, base: str) -> dict[str, str]:
     """Return what the state of an adapter's checkpoint says of weights. `base`: the base's identity."""
+    from coati_rl.model_files.identity import adapter_identity  # imports torch
+
     return {"base": base, "identity": adapter_identity(directory, base)}
 
 
@@ -73,6 +73,9 @@ def check_base(adapter: Path, base: Path, where: str) -> None:
         base: of the model; one without weights yet is not compared.
         where: flag and value of the adapter, for messages.
     """
+    from coati_rl.model_files.identity import model_identity  # imports torch
+    from coati_rl.model_files.stored import has_weights
+
     recorded = recorded_base(adapter)
     if recorded is None or not base.is_dir() or not has_weights(base):
         return

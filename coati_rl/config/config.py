@@ -25,7 +25,6 @@ from coati_rl.types import DEFAULT_TASK
 
 _SECTIONS = (
     "model",
-    "lora",
     "data",
     "sampling",
     "environment",
@@ -34,6 +33,7 @@ _SECTIONS = (
     "control",
     "critic",
     "distillation",
+    "lora",
     "optimizer",
     "parallel",
     "cluster",

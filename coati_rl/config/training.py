@@ -125,8 +125,8 @@ class TrainingConfig(JobConfig):
     PASSES: ClassVar[str] = "--max-epochs"  # the flag of the number of passes over the data
 
     model: ModelConfig = ModelConfig()
-    lora: LoraConfig = LoraConfig()
     data: DatasetFields = DatasetFields()
+    lora: LoraConfig = LoraConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     parallel: TrainersConfig = TrainersConfig()
     cluster: ClusterConfig = ClusterConfig()

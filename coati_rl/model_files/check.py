@@ -83,7 +83,7 @@ def _check_kind(directory: Path, config: Any, uses: frozenset[Use], where: str) 
     """Raise ConfigError for an adapter, and for a quantised model that is trained or gets updates."""
     if uses != {"sampled"} and (directory / "adapter_config.json").is_file():
         raise ConfigError(
-            f"{where}: adapter_config.json: is an adapter of another model; merge it (PEFT: merge_and_unload) and save "
+            f"{where}: adapter_config.json: is an adapter of another model; merge it (coati-rl merge) and save "
             "the model, or remove the file"
         )
     method = quantization_method(config)

@@ -200,9 +200,8 @@ class _VllmCore:
         Raises: RequestRefusedError, whatever vLLM raises: one request must not end the engine.
         """
         adapter = self._adapter.request() or lora
-        named = {} if adapter is None else {"lora_request": adapter}
         try:
-            self._engine.add_request(request_id, _token_prompt(token_ids), params, **named)
+            self._engine.add_request(request_id, _token_prompt(token_ids), params, lora_request=adapter)
         except Exception as error:
             with suppress(Exception):  # of its samples some may have been added
                 self._engine.abort_request([request_id])

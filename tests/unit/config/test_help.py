@@ -32,6 +32,7 @@ def test_model_and_data_come_first_and_the_groups_are_the_sections_in_order(caps
         "control",
         "critic",
         "distillation",
+        "lora",
         "optimizer",
         "parallel",
     ]

@@ -22,7 +22,7 @@ def test_the_answers_are_those_of_the_pages() -> None:
         ("--n-samples-per-prompt", "OpenRLHF's is -g here"),
         ("--rollout.n", "verl's is -g here"),
         ("--tools-per-turn", None),
-        ("--lora_rank", "OpenRLHF has it, Coati-RL does not yet (all weights are trained); verl has it, "),
+        ("--lora_rank", "OpenRLHF's is --lora-rank, --lora-alpha"),
         (
             "--trust-remote-code",
             "TRL has it, and it is not needed here, because code of a model directory is never run",
@@ -44,8 +44,8 @@ def test_an_unknown_flag_is_looked_up_in_other_systems_before_ours() -> None:
 
 
 def test_the_same_holds_for_jobs() -> None:
-    with pytest.raises(ConfigError, match=r"^unknown flag --lora-rank; OpenRLHF has it, Coati-RL does not yet"):
-        parse_job(["--lora-rank", "8"], OFFLINE["sft"])
+    with pytest.raises(ConfigError, match=r"^unknown flag --aux_loss_coef; OpenRLHF has it, Coati-RL does not yet"):
+        parse_job(["--aux_loss_coef", "8"], OFFLINE["sft"])
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,8 @@ from coati_rl.config.sampling import SamplingConfig
 from coati_rl.errors import ConfigError
 
 SECTIONS = [
-    "model", "data", "sampling", "environment", "reward", "algorithm", "control", "critic", "distillation", "optimizer",
+    "model", "data", "sampling", "environment", "reward", "algorithm", "control", "critic", "distillation", "lora",
+    "optimizer",
     "parallel", "cluster", "sync", "run",
 ]  # fmt: skip
 

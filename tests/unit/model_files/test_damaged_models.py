@@ -147,7 +147,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         settings("config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
         "quant_method bitsandbytes",
     ),
-    "an adapter": (settings("adapter_config.json", peft_type="LORA"), "adapter_config.json: is an adapter"),
+    "an adapter": (settings("adapter_config.json", peft_type="LORA"), "holds an adapter and not a model"),
     "a tokenizer that is not JSON": (text("tokenizer.json", "{"), "the tokenizer cannot be loaded"),
     "a pickled file that lacks a tensor": (pickled(without(DOWN)), f"the files lack {DOWN}"),
     "a pickled file of something else": (pickled(lambda f: {"epoch": 3}), "epoch is a int and no tensor"),

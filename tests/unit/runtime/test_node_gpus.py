@@ -48,7 +48,11 @@ def test_a_clusters_nodes_are_asked_before_any_actor_is_made(monkeypatch, addres
     monkeypatch.setattr(actor_group.ActorGroup, "_make_coordinator", lambda self: made.append("coordinator"))
     monkeypatch.setattr(actor_group, "HangTimeouts", SimpleNamespace(of=lambda config, **sizes: None))
     monkeypatch.setattr(actor_group, "ray_heartbeats", lambda timeouts: None)
-    config = SimpleNamespace(cluster=SimpleNamespace(master_address=address), model=SimpleNamespace(model="none"))
+    config = SimpleNamespace(
+        cluster=SimpleNamespace(master_address=address),
+        model=SimpleNamespace(model="none"),
+        lora=SimpleNamespace(is_on=False),
+    )
     plan = SimpleNamespace(device=device, precision="bf16")
     prepared = SimpleNamespace(config=config, plan=plan, check_gpus=needs(100))
     if is_asked:

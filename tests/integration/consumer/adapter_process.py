@@ -130,6 +130,17 @@ def scores_of(backend: Backend, model_dir: Path) -> dict[str, list[Tensor]]:
 
 
 ALONE = Cut(1, True, "one")
+# Layouts with as many ranks, in which a checkpoint's run goes on, too.
+ELSEWHERE = {
+    "dp2": "tp2",
+    "tp2": "fsdp2_dp2",
+    "pp2": "dp2",
+    "fsdp2_dp2": "pp2",
+    "zero1_dp2": "zero2_dp2",
+    "zero2_dp2": "zero1_dp2",
+    "tp2_pp2": "pp2_dp2",
+    "pp2_dp2": "tp2_pp2",
+}
 
 
 def take_trials(rank: int, out_dir: Path, models: Path, trials: Sequence[Trial]) -> None:
@@ -156,6 +167,12 @@ def steps_of(trial: Trial, model_dir: Path, saved: Path) -> Iterator[tuple[str, 
     again.restore(saved)
     yield "resumed", take_one(again, model_dir, trial, 1)
     again.close()
+    if trial.layout in ELSEWHERE:
+        elsewhere = trial._replace(layout=ELSEWHERE[trial.layout])
+        other = trainer_of(elsewhere, model_dir, saved)
+        other.restore(saved)
+        yield "elsewhere", take_one(other, model_dir, elsewhere, 1)
+        other.close()
 
 
 def whole(ranks: Sequence[dict[str, Any]], what: str, kind: str) -> dict[str, Tensor]:

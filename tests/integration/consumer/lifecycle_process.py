@@ -76,7 +76,7 @@ def state_of(backend: Backend) -> dict[str, dict[str, Tensor]]:
     """Of this stage, on its head: what is exported, and the float32 numbers that are stepped on."""
     exported = {name: weight.clone() for name, weight in backend.export_weights()}
     masters = {name: m.detach().clone() for name, m in whole_tensors(backend, backend.policy.masters()).items()}
-    own = {info.name for info in backend.policy.own_infos()}
+    own = {info.name for info in backend.policy.infos if info.stage == backend.layout.stage}
     if not backend.layout.is_stage_head:
         return {"exported": {}, "masters": {}}
     return {"exported": exported, "masters": {name: master for name, master in masters.items() if name in own}}

@@ -21,7 +21,7 @@ from coati_rl.checkpoint.saved_adapter import recorded_weights
 from coati_rl.model_files.adapter_files import PREFIX
 from coati_rl.model_files.identity import model_identity
 from tests.integration.consumer import reward_cases
-from tests.integration.consumer.adapter_process import MERGED, SCORED, SPEC, START, Trial, take_trials, whole
+from tests.integration.consumer.adapter_process import ELSEWHERE, MERGED, SCORED, SPEC, START, Trial, take_trials, whole
 from tests.integration.consumer.conftest import LAYOUTS, MAX_GRAD_NORM, save_model
 from tests.integration.consumer.gradient_matrix import CASES
 from tests.integration.consumer.losses import Cut
@@ -177,6 +177,18 @@ def test_a_step_from_the_checkpoint_has_the_same_bits(trial: Trial, found: Any) 
             assert second.keys() == again.keys()
             assert all(torch.equal(second[name], each) for name, each in again.items()), kind
         assert rank["second"]["norm"] == rank["resumed"]["norm"]
+
+
+@pytest.mark.parametrize("trial", marked([each for each in TRIALS if each.layout in ELSEWHERE]))
+def test_a_step_from_the_checkpoint_in_another_layout_is_the_same_step(trial: Trial, found: Any) -> None:
+    ranks = found[1][trial]
+    before, here, there = (whole(ranks, what, "trained") for what in ("first", "second", "elsewhere"))
+    assert here.keys() == there.keys()
+    moved = torch.cat([(here[name] - before[name]).flatten() for name in here]).norm()
+    apart = torch.cat([(there[name] - here[name]).flatten() for name in here]).norm()
+    assert apart < {"fp32": 1e-3, "bf16": 0.1}[trial.precision] * moved
+    for rank in ranks:
+        assert rank["elsewhere"]["norm"] == pytest.approx(rank["second"]["norm"], rel=TOLERANCE[trial.precision])
 
 
 @every_trial

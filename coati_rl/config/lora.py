@@ -41,9 +41,8 @@ class LoraConfig(Section):
     )
     lora_sync: Literal["merged", "adapter"] = execution(
         "merged",
-        "What engines get at a weight sync: the weights with the adapters merged into them, or the adapters alone, a "
-        "hundredth of the bytes, beside the base that engines have loaded (-b vllm). On the CPU vLLM generates 1.7 "
-        "(fp32) to 3.4 times (bf16) slower with an adapter.",
+        "What engines get at a weight sync: the weights with the adapters merged into them, or the adapters alone, "
+        "beside the base that engines have loaded (-b vllm), which on the CPU generate about half as fast with one.",
     )
     export: Literal["none", "merged"] = execution(
         "none",
@@ -52,8 +51,8 @@ class LoraConfig(Section):
     )
     load_in_4bit: bool = experiment(
         False,
-        "Hold the linear layers of the model that adapters are trained of in 4 bits (QLoRA, NF4 of bitsandbytes): a "
-        "trainer needs a fourth of their memory, and computes with rounded weights.",
+        "Hold the linear layers of the model that adapters are trained of in 4 bits (QLoRA, NF4 of bitsandbytes): 9/16 "
+        "byte a weight; a trainer computes with what they stand for.",
     )
 
     @field_validator("lora_targets", mode="before")

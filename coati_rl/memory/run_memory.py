@@ -134,17 +134,9 @@ def trainer_memory(
     if kept_versions:  # on data-parallel rank 0, or with FSDP2 each rank its part; a mean over ranks
         copies = 1 if layout.is_fully_sharded else config.dp
         host["kept weights"] = kept_versions * parts["parameters"] // copies
-    if backend == "ipc":
-        senders = 1 if layout.is_fully_sharded else layout.pp
+    if backend is not None:
         whole = model_shape(models.policy).num_weights * item_bytes(layout.precision)
-        parts["sent weights"] = _SEGMENT_SETS * whole // senders
-    elif backend is not None:
-        buckets = 2 * DEFAULT_BUCKET_BYTES
-        host["sent weights"] = buckets
-        if backend == "nccl":
-            parts["sent weights"] = buckets + 2 * shape.largest_tensor * item_bytes(layout.precision)
-        else:
-            host["sent weights"] += shape.largest_tensor * item_bytes(layout.precision)
+        _add_sent_weights(parts, host, backend, layout, whole=whole, largest=shape.largest_tensor)
     unknown = []
     if not shape.is_known:
         unknown.append(f"activations unknown, as the architecture is {shape.model_type}")
@@ -163,6 +155,31 @@ def trainer_memory(
         together=config.parallel.num_trainers if shared else 1,
         unknown="; ".join(unknown),
     )
+
+
+def _add_sent_weights(
+    parts: Parts, host: Parts, backend: CollectiveBackend, layout: TrainerLayout, *, whole: int, largest: int
+) -> None:
+    """Add what sending weights takes on the device and in host memory; see `trainer_memory`.
+
+    Args:
+        parts: on the device.
+        host: in host memory.
+        backend: by which weights are sent.
+        layout: of the trainers.
+        whole: bytes of the model.
+        largest: parameters of its largest tensor.
+    """
+    largest_bytes = largest * item_bytes(layout.precision)
+    if backend == "ipc":
+        senders = 1 if layout.is_fully_sharded else layout.pp
+        parts["sent weights"] = _SEGMENT_SETS * whole // senders
+        return
+    host["sent weights"] = buckets = 2 * DEFAULT_BUCKET_BYTES
+    if backend == "nccl":
+        parts["sent weights"] = buckets + 2 * largest_bytes
+    else:
+        host["sent weights"] += largest_bytes
 
 
 def _adapters_of(config: TrainingConfig, hf_config: Any, layout: TrainerLayout) -> AdapterShape | None:

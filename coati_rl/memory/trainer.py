@@ -103,15 +103,7 @@ def _replicated_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLa
     if layout.zero_stage == 2:
         before = gradients = gradients // shards + BUCKET_BYTES
     head_gradient = FLOAT32 * shape.vocabulary * shape.hidden if adapters is None else 0
-    kept = kept_bytes(
-        shape,
-        size,
-        layout.precision,
-        layout.device,
-        layers=layers,
-        is_recomputed=layout.gradient_checkpointing,
-        adapters=adapters,
-    )
+    kept = _kept_bytes(shape, size, layout, layers)
     # Micro-batches whose backward has not begun: as many as stages on the first one, one on the last, with the head.
     on_first = kept * (layout.pp if layout.has_several_micro_batches else 1)
     head = head_gradient + head_bytes(shape, size, layout.precision, layout.device, is_trained=adapters is None)
@@ -132,14 +124,32 @@ def _replicated_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLa
     ]
     if layout.dp > 1:
         largest = shape.largest_tensor if adapters is None else adapters.largest_tensor
-        bucket = min(trained * FLOAT32, max(BUCKET_BYTES, largest * FLOAT32))
-        communication = bucket
-        if layout.zero_stage:
-            # Padded gradients, joined ones, this rank's slice of their sum; and gloo's own copy, or the slices of all.
-            own = bucket // shards
-            communication = 2 * bucket + own + (bucket if layout.device == "cpu" else own)
+        communication = _communication(trained * FLOAT32, largest * FLOAT32, layout)
         moments.append({**held, "gradients": gradients, "communication": communication})
     return moments
+
+
+def _communication(gradients: int, largest: int, layout: TrainerLayout) -> int:
+    """Return the bytes of a sum of gradients over copies of the model. `largest`: bytes of the largest one."""
+    bucket = min(gradients, max(BUCKET_BYTES, largest))
+    if not layout.zero_stage:
+        return bucket
+    # Padded gradients, joined ones, this rank's slice of their sum; and gloo's own copy, or the slices of all.
+    own = bucket // layout.dp
+    return 2 * bucket + own + (bucket if layout.device == "cpu" else own)
+
+
+def _kept_bytes(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout, layers: int) -> int:
+    """Return the activations that the backward of so many layers needs."""
+    return kept_bytes(
+        shape,
+        size,
+        layout.precision,
+        layout.device,
+        layers=layers,
+        is_recomputed=layout.gradient_checkpointing,
+        adapters=layout.adapters,
+    )
 
 
 def _sharded_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> list[Parts]:
@@ -162,15 +172,7 @@ def _sharded_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayou
     before = shard if layout.has_several_micro_batches else 0
     gathered_root, gathered_layer = shape.root_weights * e, shape.layer_weights * e
     head_gradient = FLOAT32 * shape.vocabulary * shape.hidden if adapters is None else 0
-    kept = kept_bytes(
-        shape,
-        size,
-        layout.precision,
-        layout.device,
-        layers=layers,
-        is_recomputed=layout.gradient_checkpointing,
-        adapters=adapters,
-    )
+    kept = _kept_bytes(shape, size, layout, layers)
     gloo_copy = FLOAT32 if layout.device == "cpu" else 0
     per_weight = max(e + FLOAT32, FLOAT32 + gloo_copy + -(-FLOAT32 // layout.dp))  # copied, then reduced to a shard
     of_layer, of_root = shape.layer_weights, shape.root_weights

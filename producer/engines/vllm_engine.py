@@ -24,10 +24,10 @@ from producer.engines.cpu_memory import cpu_kv_cache_bytes
 from producer.engines.engine_thread import ThreadedEngine
 from producer.engines.options import EngineOptions
 from producer.engines.token_stream import TokenStream
-from producer.engines.vllm_adapter import ServedAdapter
-from producer.engines.vllm_adapters import lora_requests
 from producer.engines.vllm_engine_args import engine_args
 from producer.engines.vllm_requests import Outputs, RunningRequest
+from producer.engines.vllm_served_adapters import lora_requests
+from producer.engines.vllm_synced_adapter import SyncedAdapter
 
 _PROBE_PREFIX = "coati probe "  # of request ids
 
@@ -60,7 +60,7 @@ class _VllmCore:
         self.max_model_len: int = engine_args["max_model_len"]
         self._engine_args = engine_args
         self._device = device
-        self._adapter = ServedAdapter(adapter)
+        self._adapter = SyncedAdapter(adapter)
         self._adapters = adapters or {}  # directories by name
         self._loras: dict[str | None, Any] = {None: None}  # of requests, by the adapter's name
         self._engine: Any = None

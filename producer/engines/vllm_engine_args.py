@@ -3,7 +3,7 @@
 from typing import Any
 
 from producer.engines.options import EngineOptions
-from producer.engines.vllm_adapters import adapter_arguments
+from producer.engines.vllm_served_adapters import adapter_arguments
 
 _CPU_BLOCK_SIZE = 32  # tokens, the least there; vLLM's 128 would compute shorter prompts once for each sample
 _MIN_BATCHED_TOKENS = 4096  # of a step, without chunked prefill

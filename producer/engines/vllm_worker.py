@@ -16,8 +16,8 @@ from coati_rl.transport.checksum import HostDigest
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from producer.engines.staging import StagingArea
-from producer.engines.vllm_adapter import WorkerAdapter
 from producer.engines.vllm_sampler import draw_ahead
+from producer.engines.vllm_synced_adapter import WorkerAdapter
 
 StagingState = Literal["receiving", "staged", "failed", "timed out"]
 
@@ -40,7 +40,7 @@ class StagingWorkerExtension:
 
         Args:
             engine_pid: id of the engine's process.
-            adapter: see `ServedAdapter.to_json`.
+            adapter: see `SyncedAdapter.to_json`.
         Returns: this process's id.
         """
         self.coati_adapter = WorkerAdapter.prepared(adapter, self.model_runner.lora_manager) if adapter else None

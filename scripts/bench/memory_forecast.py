@@ -21,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,16 @@ def memory_kib(*fields: str) -> int:
     return sum(int(re.findall(rf"{field}:\s+(\d+) kB", status)[0]) for field in fields)
 
 
+def backend_config(model: Path, settings: Mapping[str, Any], arguments: argparse.Namespace) -> BackendConfig:
+    """Return what is trained: weights or adapters, and a critic beside them if one is asked for."""
+    spec = adapter_spec(arguments)
+    adapters = None if spec is None else AdapterSource(spec=spec, base=str(model), has_four_bits=arguments.load_in_4bit)
+    models: dict[Role, ModelSource] = {"policy": trained(model, adapters=adapters)}
+    if arguments.critic:
+        models["value"] = trained(model, head=ScalarHead(seed=None, pad_token_id=0), adapters=adapters)
+    return BackendConfig(models=models, gradient_checkpointing=arguments.checkpointing, **settings)
+
+
 def run_rank(
     rank: int, layout: str, rendezvous: StoreLocation, model: Path, directory: Path, arguments: argparse.Namespace
 ) -> None:
@@ -161,14 +172,8 @@ def run_rank(
     import consumer.parallel.hybrid  # noqa: F401  (libraries, before what they hold is read)
 
     libraries = memory_kib("RssAnon")
-    spec = adapter_spec(arguments)
-    adapters = None if spec is None else AdapterSource(spec=spec, base=str(model), has_four_bits=arguments.load_in_4bit)
     with no_progress_bars():
-        models: dict[Role, ModelSource] = {"policy": trained(model, adapters=adapters)}
-        if arguments.critic:
-            models["value"] = trained(model, head=ScalarHead(seed=None, pad_token_id=0), adapters=adapters)
-        config = BackendConfig(models=models, gradient_checkpointing=arguments.checkpointing, **settings)
-        backend = make_backend(config, device=device, timeout_s=TIMEOUT_S)
+        backend = make_backend(backend_config(model, settings, arguments), device=device, timeout_s=TIMEOUT_S)
     dp, dp_rank = backend.layout.dp_size, backend.layout.dp_rank
     groups = argparse.Namespace(**{**vars(arguments), "prompts": arguments.prompts * dp})
     groups.response = (arguments.budget - prompt_tokens(arguments)) // arguments.samples

@@ -1,7 +1,7 @@
 """Run a trainer of adapters that takes two steps, the second once more from a checkpoint between them."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,19 +11,17 @@ from torch import Tensor
 from coati_rl.model_files.adapter_files import AdapterSpec
 from consumer.adapters.adapters import AdapterSource
 from consumer.backend import Backend
-from consumer.optim.learning_rate import LearningRate
 from consumer.sent_weights import SentWeights
-from consumer.train_step import TrainStep
 from tests.integration.consumer import reward_cases
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE
 from tests.integration.consumer.gradient_matrix import CASES
-from tests.integration.consumer.gradient_process import StepRecorder, mini_batches_of, share_of, take_step
+from tests.integration.consumer.gradient_process import StepRecorder, share_of, take_whole_step
 from tests.integration.consumer.losses import Cut
-from tests.integration.consumer.preference_losses import UnitCase
 from tests.integration.consumer.reward_process import RewardCut
 from tests.integration.consumer.reward_process import mini_batches_of as reward_batches_of
-from tests.integration.consumer.samples import samples_near, scale_of, to_mini_batch
+from tests.integration.consumer.samples import samples_near, to_mini_batch
 from tests.integration.consumer.trainer import make_trainer
+from tests.integration.consumer.trainer_server import TrainerServers
 
 SPEC = AdapterSpec(rank=4, alpha=12.0, targets=("all-linear",))
 START, MERGED = "adapter", "merged"  # in the directory of a model: the adapters it begins with, and it with them
@@ -76,25 +74,8 @@ def take_one(backend: Backend, model_dir: Path, trial: Trial, step: int) -> dict
     if trial.is_scored:
         take_scored(recorder, trial, step)
     else:
-        take_of_language_model(recorder, model_dir, trial, step)
+        take_whole_step(recorder, model_dir / MERGED, CASES[trial.loss], trial.cut, step)
     return {**recorder.taken, **weights_of(backend)}
-
-
-def take_of_language_model(recorder: Any, model_dir: Path, trial: Trial, step: int) -> None:
-    case = CASES[trial.loss]
-    samples = samples_near(model_dir / MERGED, step, recomputes_old=case.recomputes_old, kind=case.kind)
-    scale = scale_of(samples, case.aggregation) * case.unit
-    parts = [share_of(part, recorder, case, trial.cut) for part in mini_batches_of(samples, trial.cut.split, case.unit)]
-    batches = [
-        to_mini_batch(part, step=step, is_last=number == len(parts), scale=scale)
-        for number, part in enumerate(parts, 1)
-    ]
-    if isinstance(case, UnitCase):
-        train_step = TrainStep(recorder, case.objective, learning_rate=LearningRate(peak=LEARNING_RATE))
-        for batch in batches:
-            train_step.run(batch)
-    else:
-        take_step(recorder, case, batches)
 
 
 def take_scored(recorder: Any, trial: Trial, step: int) -> None:
@@ -167,12 +148,32 @@ def steps_of(trial: Trial, model_dir: Path, saved: Path) -> Iterator[tuple[str, 
     again.restore(saved)
     yield "resumed", take_one(again, model_dir, trial, 1)
     again.close()
-    if trial.layout in ELSEWHERE:
+    if trial.layout in ELSEWHERE and not trial.has_four_bits:  # some of these layouts take no base in 4 bits
         elsewhere = trial._replace(layout=ELSEWHERE[trial.layout])
         other = trainer_of(elsewhere, model_dir, saved)
         other.restore(saved)
         yield "elsewhere", take_one(other, model_dir, elsewhere, 1)
         other.close()
+
+
+def launched(
+    trainers: TrainerServers, out_dir: Path, models: Path, trials: Sequence[Trial]
+) -> dict[Trial, list[dict[str, Any]]]:
+    """Return what each rank recorded of each trial."""
+    for size in (4, 2, 1):
+        chosen = [trial for trial in trials if LAYOUTS[trial.layout][0] == size]
+        if chosen:
+            trainers.launch_and_check(take_trials, out_dir, models, chosen, world_size=size)
+    return {
+        trial: [torch.load(out_dir / f"{trial.name}-rank{rank}.pt") for rank in range(LAYOUTS[trial.layout][0])]
+        for trial in trials
+    }
+
+
+def worst_of(found: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> tuple[float, str]:
+    """Return the largest relative difference of a tensor, and its name."""
+    assert found.keys() == right.keys()
+    return max((float((found[name] - each).norm() / each.norm()), name) for name, each in right.items())
 
 
 def whole(ranks: Sequence[dict[str, Any]], what: str, kind: str) -> dict[str, Tensor]:

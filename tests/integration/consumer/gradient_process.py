@@ -53,20 +53,8 @@ def share_of(samples: Sequence[Sample], backend: Backend, loss: LossCase | UnitC
 
 def steps_of(backend: Backend, model_dir: Path, loss: LossCase | UnitCase, how: Cut) -> Iterator[dict[str, Any]]:
     for step in range(NUM_STEPS):
-        samples = samples_near(model_dir, step, recomputes_old=loss.recomputes_old, kind=loss.kind)
-        scale = scale_of(samples, loss.aggregation) * loss.unit
-        parts = [share_of(part, backend, loss, how) for part in mini_batches_of(samples, how.split, loss.unit)]
-        batches = [
-            to_mini_batch(part, step=step, is_last=number == len(parts), scale=scale)
-            for number, part in enumerate(parts, 1)
-        ]
         recorder = StepRecorder(backend)
-        if isinstance(loss, UnitCase):
-            train_step = TrainStep(recorder, loss.objective, learning_rate=LearningRate(peak=LEARNING_RATE))
-            for batch in batches:
-                train_step.run(batch)
-        else:
-            take_step(recorder, loss, batches)
+        scale = take_whole_step(recorder, model_dir, loss, how, step)
         weights = {name: p.detach() for name, p in backend.policy.parameters.local.items()}
         yield {
             **recorder.taken,
@@ -74,6 +62,24 @@ def steps_of(backend: Backend, model_dir: Path, loss: LossCase | UnitCase, how: 
             "loss_scale": scale,
             "weights": digests_of(backend, weights) if step == NUM_STEPS - 1 else {},
         }
+
+
+def take_whole_step(recorder: Any, model_dir: Path, loss: LossCase | UnitCase, how: Cut, step: int) -> float:
+    """Returns: the factor of the loss."""
+    samples = samples_near(model_dir, step, recomputes_old=loss.recomputes_old, kind=loss.kind)
+    scale = scale_of(samples, loss.aggregation) * loss.unit
+    parts = [share_of(part, recorder, loss, how) for part in mini_batches_of(samples, how.split, loss.unit)]
+    batches = [
+        to_mini_batch(part, step=step, is_last=number == len(parts), scale=scale)
+        for number, part in enumerate(parts, 1)
+    ]
+    if isinstance(loss, UnitCase):
+        train_step = TrainStep(recorder, loss.objective, learning_rate=LearningRate(peak=LEARNING_RATE))
+        for batch in batches:
+            train_step.run(batch)
+    else:
+        take_step(recorder, loss, batches)
+    return scale
 
 
 class StepRecorder:

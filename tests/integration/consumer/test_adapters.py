@@ -21,7 +21,17 @@ from coati_rl.checkpoint.saved_adapter import recorded_weights
 from coati_rl.model_files.adapter_files import PREFIX
 from coati_rl.model_files.identity import model_identity
 from tests.integration.consumer import reward_cases
-from tests.integration.consumer.adapter_process import ELSEWHERE, MERGED, SCORED, SPEC, START, Trial, take_trials, whole
+from tests.integration.consumer.adapter_process import (
+    ELSEWHERE,
+    MERGED,
+    SCORED,
+    SPEC,
+    START,
+    Trial,
+    launched,
+    whole,
+    worst_of,
+)
 from tests.integration.consumer.conftest import LAYOUTS, MAX_GRAD_NORM, save_model
 from tests.integration.consumer.gradient_matrix import CASES
 from tests.integration.consumer.losses import Cut
@@ -105,14 +115,7 @@ def found(
     """The directory of the checkpoints, and what each rank recorded."""
     out_dir = tmp_path_factory.mktemp("adapters")
     due = TRIALS if request.config.getoption("--all") else FAST
-    for size in (4, 2, 1):
-        chosen = [trial for trial in due if LAYOUTS[trial.layout][0] == size]
-        if chosen:
-            trainers.launch_and_check(take_trials, out_dir, models, chosen, world_size=size)
-    return out_dir, {
-        trial: [torch.load(out_dir / f"{trial.name}-rank{rank}.pt") for rank in range(LAYOUTS[trial.layout][0])]
-        for trial in due
-    }
+    return out_dir, launched(trainers, out_dir, models, due)
 
 
 def marked(trials: list[Trial]) -> list[Any]:
@@ -160,8 +163,7 @@ def right_gradients(trial: Trial, model_dir: Path) -> dict[str, Tensor]:
 def test_every_adapter_s_gradient_is_peft_s(trial: Trial, found: Any, models: Path) -> None:
     ranks, right = found[1][trial], right_gradients(trial, trial.model_dir(models))
     joined = whole(ranks, "first", "gradients")
-    assert joined.keys() == right.keys()
-    worst = max((float((joined[name] - each).norm() / each.norm()), name) for name, each in right.items())
+    worst = worst_of(joined, right)
     assert worst[0] < TOLERANCE[trial.precision], worst
     norm = float(torch.cat([gradient.flatten() for gradient in joined.values()]).norm())
     for rank in ranks:

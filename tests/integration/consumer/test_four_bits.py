@@ -18,8 +18,8 @@ from coati_rl.checkpoint.directory import load_state
 from coati_rl.checkpoint.saved_adapter import check_saved_adapter
 from coati_rl.config.cli import parse
 from coati_rl.errors import ConfigError
-from tests.integration.consumer.adapter_process import MERGED, SPEC, START, Trial, take_trials, whole
-from tests.integration.consumer.conftest import LAYOUTS, save_model
+from tests.integration.consumer.adapter_process import MERGED, SPEC, START, Trial, launched, whole, worst_of
+from tests.integration.consumer.conftest import save_model
 from tests.integration.consumer.gradient_matrix import CASES
 from tests.integration.consumer.losses import Cut
 from tests.integration.consumer.plain_training import plain_gradients
@@ -66,14 +66,7 @@ def found(
     """The directory of the checkpoints, and what each rank recorded."""
     out_dir = tmp_path_factory.mktemp("four-bits")
     due = TRIALS if request.config.getoption("--all") else FAST
-    for size in (4, 2, 1):
-        chosen = [trial for trial in due if LAYOUTS[trial.layout][0] == size]
-        if chosen:
-            trainers.launch_and_check(take_trials, out_dir, models, chosen, world_size=size)
-    return out_dir, {
-        trial: [torch.load(out_dir / f"{trial.name}-rank{rank}.pt") for rank in range(LAYOUTS[trial.layout][0])]
-        for trial in due
-    }
+    return out_dir, launched(trainers, out_dir, models, due)
 
 
 every_trial = pytest.mark.parametrize(
@@ -124,8 +117,7 @@ def test_every_adapter_s_gradient_is_that_of_peft_on_the_same_base(trial: Trial,
     _, gradients = plain_gradients(model, samples, reference, case.formula, case.aggregation, case.unit)
     right = {our_name(name): gradient for name, gradient in gradients.items()}
     joined = whole(found[1][trial], "first", "gradients")
-    assert joined.keys() == right.keys()
-    worst = max((float((joined[name] - each).norm() / each.norm()), name) for name, each in right.items())
+    worst = worst_of(joined, right)
     assert worst[0] < TOLERANCE[trial.precision], worst
 
 

@@ -1,8 +1,5 @@
 """Test jobs on a dataset that train adapters: killed, they go on to the same bits, and PEFT reads what they save."""
 
-import re
-import shlex
-
 import peft
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -11,6 +8,7 @@ from tests.integration.runs.test_adapters import FILES, LORA
 from tests.integration.runs.test_offline import (  # noqa: F401, fixtures
     evaluations,
     job_flags,
+    killed_and_resumed,
     rows,
     run_class,
     tensors,
@@ -31,17 +29,7 @@ LAYOUTS = {
 def test_a_job_that_is_killed_goes_on_with_its_adapters(make_tiny, start_run, job_flags, job, layout):  # noqa: F811
     trainers, layout = LAYOUTS[layout]
     flags = [*job_flags(job, **trainers, epochs=10), *layout, *LORA]
-    whole = start_run(*flags, name="whole")
-    killed = start_run(*flags, name="killed")
-    killed.wait_for_step(5)
-    for process in killed.processes("local_trainer"):
-        process.kill()
-    assert killed.wait() == 1, killed.text()
-    resume = re.search(rf"; resume from step \d+ with: coati-rl ({job} .*)$", killed.text().splitlines()[-1])
-    assert resume, killed.text()
-    assert whole.wait() == 0, whole.text()
-    resumed = start_run(*shlex.split(resume[1]), name="killed")
-    assert resumed.wait() == 0, resumed.text()
+    whole, resumed = killed_and_resumed(start_run, job, flags)
     last = whole.records()[-1]["step"]
     assert tensors(resumed, last) == tensors(whole, last) and tensors(whole, last).keys() == FILES
     assert evaluations(resumed) == evaluations(whole)

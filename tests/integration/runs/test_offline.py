@@ -96,12 +96,8 @@ def test_sft_trains_evaluates_saves_and_leaves_nothing(start_run, job_flags):
     assert run.left_over() == []
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("dp", [1, 2])
-@pytest.mark.parametrize("job", ["sft", "rm", "dpo", "kto"])
-def test_a_job_that_is_killed_goes_on_to_the_same_bits(start_run, job_flags, job, dp):
-    own = ["--precompute-reference"] if job == "dpo" else []
-    flags = [*job_flags(job, trainers=dp, dp=dp, epochs=10), *own]  # 40 steps: seconds, in which it can be killed
+def killed_and_resumed(start_run, job, flags):
+    """(a whole run, one whose trainers were killed and that went on by the command that it printed): 40 steps."""
     whole = start_run(*flags, name="whole")
     killed = start_run(*flags, name="killed")
     killed.wait_for_step(5)
@@ -114,6 +110,16 @@ def test_a_job_that_is_killed_goes_on_to_the_same_bits(start_run, job_flags, job
     assert whole.wait() == 0, whole.text()
     resumed = start_run(*shlex.split(resume[2]), name="killed")
     assert resumed.wait() == 0, resumed.text()
+    return whole, resumed
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize("job", ["sft", "rm", "dpo", "kto"])
+def test_a_job_that_is_killed_goes_on_to_the_same_bits(start_run, job_flags, job, dp):
+    own = ["--precompute-reference"] if job == "dpo" else []
+    flags = [*job_flags(job, trainers=dp, dp=dp, epochs=10), *own]  # 40 steps: seconds, in which it can be killed
+    whole, resumed = killed_and_resumed(start_run, job, flags)
     assert tensors(resumed, 40) == tensors(whole, 40) and tensors(whole, 40)
     assert [record["step"] for record in resumed.records()] == list(range(1, 41))
     assert evaluations(resumed) == evaluations(whole)

@@ -11,8 +11,8 @@ from coati_rl.errors import EngineError
 from coati_rl.model_files.adapter_files import AdapterSpec
 from coati_rl.types import GenerationRequest, SamplingParams
 from producer.engines.admission import RequestRefusedError
-from producer.engines.vllm_adapter import SLOT, ServedAdapter, WorkerAdapter
 from producer.engines.vllm_engine import _VllmCore
+from producer.engines.vllm_synced_adapter import SLOT, SyncedAdapter, WorkerAdapter
 
 
 class Engine:
@@ -103,7 +103,7 @@ def test_an_output_that_was_sampled_without_the_adapter_ends_the_engine() -> Non
 
 @pytest.mark.parametrize(("rank", "allocated"), [(1, 1), (4, 8), (8, 8), (9, 16), (300, 320), (512, 512)])
 def test_vllm_allocates_the_next_rank_that_it_has_and_wraps_the_adapted_layers_alone(rank, allocated) -> None:
-    served = ServedAdapter(AdapterSpec(rank=rank, alpha=8.0, targets=("all-linear",)))
+    served = SyncedAdapter(AdapterSpec(rank=rank, alpha=8.0, targets=("all-linear",)))
     names = [f"base_model.model.model.layers.{i}.{x}.lora_{f}.weight" for i in (0, 1) for x in "vu" for f in "AB"]
     arguments = served.engine_args(names)
     assert (arguments["max_lora_rank"], arguments["max_loras"]) == (allocated, 1)
@@ -112,11 +112,11 @@ def test_vllm_allocates_the_next_rank_that_it_has_and_wraps_the_adapted_layers_a
 
 
 def test_an_engine_of_whole_weights_has_no_adapters() -> None:
-    served = ServedAdapter(None)
+    served = SyncedAdapter(None)
     served.commit(0)
     assert (served.engine_args(["w"]), served.to_json(["w"]), served.request()) == ({}, "", None)
     with pytest.raises(EngineError, match="ranks up to 512"):
-        ServedAdapter(AdapterSpec(rank=513, alpha=8.0, targets=("u",))).engine_args(["u.lora_A.weight"])
+        SyncedAdapter(AdapterSpec(rank=513, alpha=8.0, targets=("u",))).engine_args(["u.lora_A.weight"])
 
 
 def test_layers_that_vllm_would_leave_without_their_adapter_are_named(vllm, monkeypatch) -> None:
@@ -125,7 +125,7 @@ def test_layers_that_vllm_would_leave_without_their_adapter_are_named(vllm, monk
     monkeypatch.setitem(sys.modules, "vllm.lora.utils", module)
     adapters = SimpleNamespace(modules={"l.o": 0, "l.qk": 0}, packed_modules={"l.qk": ["l.q", "l.k"]}, model=object())
     manager = SimpleNamespace(_adapter_manager=adapters)
-    served = ServedAdapter(AdapterSpec(rank=4, alpha=8.0, targets=("all-linear",)))
+    served = SyncedAdapter(AdapterSpec(rank=4, alpha=8.0, targets=("all-linear",)))
 
     def prepared(*layers: str) -> WorkerAdapter:
         return WorkerAdapter.prepared(

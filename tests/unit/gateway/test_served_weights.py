@@ -15,7 +15,7 @@ from coati_rl.config.serve import ServeConfig
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.identity import adapter_identity, model_identity
 from coati_rl.types import GenerationRequest, GenerationResult, SamplingParams
-from producer.engines.vllm_adapters import adapter_arguments
+from producer.engines.vllm_served_adapters import adapter_arguments
 from producer.gateway.engine_sample import EngineSample
 from producer.served_weights import ServedWeights, named_models, served_weights
 from tests.adapter_dirs import save_adapter

@@ -15,14 +15,14 @@ from coati_rl.errors import EngineError
 from coati_rl.model_files.adapted_layers import A
 from coati_rl.model_files.adapter_files import PREFIX, AdapterSpec
 from producer.engines.admission import RequestRefusedError
+from producer.engines.vllm_served_adapters import RANKS, allocated_rank
 
 SLOT = 1  # vLLM's number of the adapter, whatever its version
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM allocates
 _NO_FILE = "/nonexistent: the tensors of an adapter are received, not read"
 _MAX_NAMED = 3  # layers in a message
 
 
-class ServedAdapter:
+class SyncedAdapter:
     """Hold what requests of an engine have to run with."""
 
     def __init__(self, spec: AdapterSpec | None) -> None:
@@ -34,13 +34,13 @@ class ServedAdapter:
         """Return vLLM's arguments, by name. `names`: of the adapter's tensors."""
         if self.spec is None:
             return {}
-        ranks = [rank for rank in _RANKS if rank >= self.spec.rank]
-        if not ranks:
-            raise EngineError(f"vLLM takes adapters of ranks up to {_RANKS[-1]}, and this one has {self.spec.rank}")
+        allocated = allocated_rank(self.spec.rank)
+        if allocated is None:
+            raise EngineError(f"vLLM takes adapters of ranks up to {RANKS[-1]}, and this one has {self.spec.rank}")
         return {
             "enable_lora": True,
             "max_loras": 1,
-            "max_lora_rank": ranks[0],
+            "max_lora_rank": allocated,
             # Without the list vLLM wraps the LM head, too, whose log-probabilities of prompts then end a CPU engine.
             "lora_target_modules": _targets(_layers(names)),
         }

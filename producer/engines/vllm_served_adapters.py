@@ -11,7 +11,12 @@ from typing import Any
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapter_files import AdapterDirectory, read_adapter
 
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of vLLM's LoRAConfig
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of vLLM's LoRAConfig
+
+
+def allocated_rank(rank: int) -> int | None:
+    """Return the rank that vLLM allocates for adapters of this one; None: it takes none of them."""
+    return next((each for each in RANKS if each >= rank), None)
 
 
 def adapter_arguments(directories: Mapping[str, str], *, is_cpu: bool) -> dict[str, Any]:
@@ -28,13 +33,14 @@ def adapter_arguments(directories: Mapping[str, str], *, is_cpu: bool) -> dict[s
         return {}
     adapters = [read_adapter(Path(directory), f"adapter {directory}") for directory in directories.values()]
     rank = max(adapter.spec.rank for adapter in adapters)
-    if rank > _RANKS[-1]:
-        raise ConfigError(f"an adapter has rank {rank}, and vLLM takes at most {_RANKS[-1]}; merge it (coati-rl merge)")
+    allocated = allocated_rank(rank)
+    if allocated is None:
+        raise ConfigError(f"an adapter has rank {rank}, and vLLM takes at most {RANKS[-1]}; merge it (coati-rl merge)")
     return {
         "enable_lora": True,
         "max_loras": len(adapters) + is_cpu,
         "max_cpu_loras": len(adapters) + is_cpu,
-        "max_lora_rank": next(each for each in _RANKS if each >= rank),
+        "max_lora_rank": allocated,
         "lora_target_modules": sorted({name for adapter in adapters for name in layer_names(adapter)}),
     }
 

@@ -83,7 +83,7 @@ class AdapterHarness(Harness):
 
 
 KINDS = [
-    pytest.param((True, SPEC, 1, "tied"), id="merged"),
+    pytest.param((True, SPEC, 1, "tied"), id="merged", marks=pytest.mark.full),  # for an engine weights as any
     pytest.param((False, SPEC, 1, "untied"), id="adapter"),
     pytest.param((False, SOME, 1, "tied"), id="some-layers", marks=pytest.mark.full),
     pytest.param((False, SPEC, 2, "tied"), id="two-ranks", marks=pytest.mark.full),

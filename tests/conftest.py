@@ -6,7 +6,9 @@ which. Tests marked `gpu` are skipped unless `-m gpu` chooses them on a machine 
 
 import gc
 import os
+import random
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -79,6 +81,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU and -m gpu"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Draw what a test leaves to chance from the same seed, so that it has the same weights in any order of tests."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.hookimpl(optionalhook=True)

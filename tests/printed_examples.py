@@ -18,7 +18,7 @@ from typing import Any
 
 import check_docs
 
-PAGES = ("openrlhf", "rl2")
+PAGES = ("openrlhf", "rl2", "trl", "verl")
 FOLDER = check_docs.ROOT / "docs" / "coming_from"
 STEP_TOKEN = "ки"
 MODEL_FLAGS = ("-m", "--teacher", "--reference-model")
@@ -83,6 +83,13 @@ def _pair_of_rl2(number: int) -> dict[str, Any]:
     return {"messages": _user(number), "chosen": f"{number + 1}", "rejected": f"{number + 2}"}
 
 
+def _pair_of_trl(number: int) -> dict[str, Any]:
+    right, wrong = (
+        [*_user(number), {"role": "assistant", "content": f"{number + off}"}] for off in (1, 2)
+    )
+    return {"chosen": right, "rejected": wrong, "score_chosen": 9.0, "score_rejected": 4.0}
+
+
 def _task_of_rl2(number: int) -> dict[str, Any]:
     return {"messages": [{"role": "system", "content": "Be brief."}, *_user(number)], "answer": str(number % 10)}
 
@@ -112,6 +119,11 @@ ROWS: Mapping[str, Callable[[int], dict[str, Any]]] = {
     "Chenmien/UltraFeedback": _pair_of_rl2,
     "Chenmien/OpenReasonerZero": _task_of_rl2,
     "Chenmien/OlympiadBench": _task_of_rl2,
+    **dict.fromkeys(["trl-lib/Capybara", "capybara-test.jsonl"], lambda n: {"messages": _turns(n)}),
+    **dict.fromkeys(["trl-lib/ultrafeedback_binarized", "ultrafeedback-test.jsonl"], _pair_of_trl),
+    **dict.fromkeys(
+        ["gsm8k-train.jsonl", "gsm8k-test.jsonl"], lambda n: {"question": f"{n}+1?", "answer": str(n % 10)}
+    ),
 }
 
 
@@ -155,6 +167,8 @@ class Places:
             kind, _, name = value.rpartition(":")
             if kind == "model":
                 return f"model:{self.reward_model}"
+            if not kind:
+                return value
             return self.reward_url if value.startswith("http") else f"{self._function()}:{name}"
         return str(sizes.get(flag, value))
 

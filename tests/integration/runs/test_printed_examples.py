@@ -1,5 +1,6 @@
 """Run the commands of docs/coming_from beside other projects' printed examples, as a user does, on tiny models."""
 
+import json
 import subprocess
 import sys
 
@@ -58,7 +59,14 @@ def test_an_example_of_a_job_on_a_dataset_ends_with_a_model(start_run, places, s
     run = start_run(*places.words(example, sizes=JOB_SIZES | {"--run-dir": None}))
     assert run.wait() == 0, run.text()
     assert [record["step"] for record in run.records()] == [1, 2]
-    assert (run.run_dir / "checkpoints" / "step-2" / "config.json").is_file()
+    weights = "adapter_config.json" if "--lora-rank" in example.words else "config.json"
+    assert (run.run_dir / "checkpoints" / "step-2" / weights).is_file()
+    if merge := next((each for each in EXAMPLES if each.job == "merge" and each.words[2] in example.words), None):
+        out = places.directory / merge.words[3]
+        command = [*Command.program, "merge", str(places.model), str(run.run_dir), str(out), *merge.words[4:]]
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        assert json.loads((out / "config.json").read_text())["architectures"] == ["Qwen3ForSequenceClassification"]
 
 
 @pytest.mark.parametrize("example", [each for each in EXAMPLES if each.job == "rl"], ids=lambda each: each.name)
@@ -67,4 +75,5 @@ def test_an_example_of_reinforcement_learning_ends_with_a_model(start_run, place
     run = start_run(*places.words(example, sizes=RUN_SIZES | {"-g": min(4, group_size), "--save-dir": None}))
     assert run.wait() == 0, run.text()
     assert [record["step"] for record in run.records()] == [1, 2]
-    assert (run.run_dir / "checkpoints" / "step-2" / "config.json").is_file()
+    weights = "adapter_config.json" if "--lora-rank" in example.words else "config.json"
+    assert (run.run_dir / "checkpoints" / "step-2" / weights).is_file()

@@ -18,7 +18,7 @@ from consumer.__main__ import _main as train_on_dataset
 from tests.printed_examples import Places, read_examples, served_rewards, with_step_token, write_reward_model
 from tests.unit.loops.offline_run import run_offline
 
-EXAMPLES = read_examples()
+EXAMPLES = [each for each in read_examples() if each.job != "merge"]  # of adapters that a run has written
 LONG = 32_768  # positions of the model that stands for those of the pages
 NUM_ROWS = 256  # which fill a step of the printed sizes
 ON_CPU = {"--device": "cpu", "--precision": "fp32", "-zero": None, "--plugin": None, "-t": 1}
@@ -99,7 +99,9 @@ def test_samples_have_the_form_that_their_example_asks_for(sampled):
 
 
 FIRST_OF_A_JOB = {
-    (example.job, "--teacher" in example.words): example for example in reversed(EXAMPLES) if example.job in OFFLINE
+    (example.job, *(flag in example.words for flag in ("--teacher", "--lora-rank", "--load-in-4bit"))): example
+    for example in reversed(EXAMPLES)
+    if example.job in OFFLINE
 }
 
 
@@ -122,6 +124,15 @@ def test_an_example_of_reinforcement_learning_trains(places, tmp_path, algo):
     assert [record["step"] for record in trace.steps] == [1, 2]
     assert len(trace.of("evaluation")) == 2 * (algo == "DR_GRPO")
     assert all(("value_loss" in step) == (algo == "PPO") for step in trace.steps)
+
+
+def test_the_example_of_adapters_in_reinforcement_learning_trains(places, tmp_path):
+    from tests.unit.loops.harness import ThreadedRun
+
+    example = next(each for each in EXAMPLES if each.page == "verl")
+    words = places.words(example, sizes=SMALL_RUN | {"-ed": None, "-ei": None, "-mpt": 512})[1:]
+    trace = ThreadedRun(parse(words)[0].flat() | {"run_dir": str(tmp_path / "run")}, score=None).run()
+    assert [record["step"] for record in trace.steps] == [1, 2]
 
 
 def test_each_job_has_an_example():

@@ -1,7 +1,8 @@
 """Choose the combinations of losses, splits, models and layouts: pairwise, or all with `--all`.
 
-A run is a layout in a precision. The fast choice has every loss in each of WHOLE; and in all runs the first loss, which
-has a clip and a penalty, in every way of cutting. test_gradient_matrix.py says what meets what in it.
+A run is a layout in a precision. The fast choice has every loss in each of WHOLE, of which those that shard over dp have
+every other loss; and in all runs the first loss, which has a clip and a penalty, in every way of cutting.
+test_gradient_matrix.py says what meets what in it.
 """
 
 import itertools
@@ -60,6 +61,7 @@ WHOLE = [
     Run("zero2_dp2", "bf16"),
     Run("fsdp2_dp2", "fp32"),
 ]
+SHARDED = WHOLE[-2:]
 
 
 WITH_OTHER_MODELS = Run("tp2_pp2", "fp32")
@@ -122,10 +124,11 @@ def others_of(run: Run) -> list[tuple[int, int]]:
     """The losses of a run next to the first, by number, and the place by which their cuts and models are chosen."""
     num_others = len(LOSSES) - 1
     if run in WHOLE:
-        return [(number, WHOLE.index(run)) for number in range(num_others)]
+        losses = range(SHARDED.index(run), num_others, 2) if run in SHARDED else range(num_others)
+        return [(number, WHOLE.index(run)) for number in losses]
     # None where collectives take the most time: an axis is met where it is cheap.
     is_slow = {run: run.world_size == 4 or run.layout in ("tp2", "fsdp2_dp2") for run in RUNS}
-    counts = [0 if run in WHOLE or is_slow[run] else 12 for run in RUNS]
+    counts = [0 if run in WHOLE or is_slow[run] else 8 for run in RUNS]
     begin = sum(counts[: RUNS.index(run)])  # each run goes on where the one before it has ended
     end = begin + counts[RUNS.index(run)]
     return [(number % num_others, len(WHOLE) + number // num_others) for number in range(begin, end)]

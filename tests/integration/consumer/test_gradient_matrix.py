@@ -13,6 +13,7 @@ from tests.integration.consumer.gradient_matrix import (
     OTHER_MODELS,
     PRECISIONS,
     RUNS,
+    SHARDED,
     WAYS,
     WHOLE,
     WITH_OTHER_MODELS,
@@ -67,7 +68,11 @@ def test_every_loss_meets_every_value_of_every_axis() -> None:
     for loss in LOSSES:
         met = [axes_of(run, trial) for run, trial in TRIALS if trial.loss == loss and trial.model in MODELS]
         for axis, values in VALUES.items():
-            assert {axes[axis] for axes in met} == {*values}, (loss, axis)
+            reached = {axes[axis] for axes in met}
+            if axis == "zero_stage":  # a gradient is shared out after the loss has made it
+                assert 0 in reached and reached & {1, 2, 3}, loss
+            else:
+                assert reached == {*values}, (loss, axis)
 
 
 def test_the_loss_of_every_preset_is_made_of_what_rows_have() -> None:
@@ -85,8 +90,9 @@ def test_the_loss_of_every_preset_is_made_of_what_rows_have() -> None:
 
 def test_every_loss_is_in_the_layouts_that_stand_for_the_others() -> None:
     assert [run.layout for run in WHOLE] == ["dp1", "tp2", "pp2", "zero2_dp2", "fsdp2_dp2"]
-    for run in WHOLE:
-        assert {trial.loss for trial in trials_of(run, is_all=False)} >= {*LOSSES}
+    met = {run: {trial.loss for trial in trials_of(run, is_all=False)} for run in WHOLE}
+    assert all(losses >= {*LOSSES} for run, losses in met.items() if run not in SHARDED)
+    assert set().union(*(met[run] for run in SHARDED)) >= {*LOSSES}
 
 
 def test_every_objective_on_units_is_in_dp1_and_in_another_layout_and_with_all_in_every_one() -> None:
@@ -137,4 +143,4 @@ def test_all_is_the_whole_product_and_the_fast_choice_about_a_fifth_of_it() -> N
     for run in RUNS:
         assert {*trials_of(run, is_all=True)} == {*whole_product(run), *trials_of(run, is_all=False)}
     assert sum(len(whole_product(run)) for run in RUNS) == 1112 + len(PREFERENCES) * len(RUNS)
-    assert len(TRIALS) <= 267
+    assert len(TRIALS) <= 220

@@ -84,9 +84,7 @@ def _pair_of_rl2(number: int) -> dict[str, Any]:
 
 
 def _pair_of_trl(number: int) -> dict[str, Any]:
-    right, wrong = (
-        [*_user(number), {"role": "assistant", "content": f"{number + off}"}] for off in (1, 2)
-    )
+    right, wrong = ([*_user(number), {"role": "assistant", "content": f"{number + off}"}] for off in (1, 2))
     return {"chosen": right, "rejected": wrong, "score_chosen": 9.0, "score_rejected": 4.0}
 
 

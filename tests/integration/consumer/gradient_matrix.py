@@ -1,6 +1,6 @@
 """Choose the combinations of losses, splits, models and layouts: pairwise, or all with `--all`.
 
-A run is a layout in a precision. The fast choice has every loss in each of WHOLE, of which those that shard over dp have
+A run is a layout in a precision. The fast choice has every loss in each of WHOLE, of which those that shard have
 every other loss; and in all runs the first loss, which has a clip and a penalty, in every way of cutting.
 test_gradient_matrix.py says what meets what in it.
 """

@@ -79,6 +79,12 @@ class GenerationEngine(Protocol):
             open, which it names.
         """
 
+    def sleep(self, *, timeout_s: float) -> None:
+        """Give up the memory of weights and caches before the next step, until the next commit.
+
+        Weights can be staged meanwhile. Requests wait, those that are running, too. Raises: EngineError.
+        """
+
     def probe_logprobs(self, token_ids: Sequence[int], *, timeout_s: float) -> np.ndarray:
         """Return log-probabilities, nats at temperature 1, of token_ids[1:] under the serving weights.
 
@@ -185,6 +191,9 @@ class WeightReceiver(Protocol):
 
     def stage_weights(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> tuple[str, ...]:
         """Stage an update. Returns: a digest per rank. Raises: TransferError; PeerLostError if the producer is lost."""
+
+    def sleep(self, *, timeout_s: float) -> None:
+        """Put the engine to sleep; see `GenerationEngine.sleep`. Raises: as `stage_weights`."""
 
     def commit_weights(self, policy_version: int, probe: Sequence[int], *, timeout_s: float) -> CommitResult:
         """Commit the staged weights, and score `probe` with them unless it is empty. Raises: as `stage_weights`."""

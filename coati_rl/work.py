@@ -7,7 +7,7 @@ or a checkpoint is written.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from coati_rl.samples import RaggedBatch
 from coati_rl.types import CommitResult, Lease
@@ -40,6 +40,17 @@ class SyncWork:
     policy_version: int
     members: tuple[int, ...]  # producer ids
     probe: tuple[int, ...] = ()  # token ids whose log-probabilities verify the sync; none: it is not verified
+
+
+Side = Literal["producers", "trainers"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HandOverWork:
+    """Order the devices that producers and trainers share to be handed over: one side gives its memory up first."""
+
+    to: Side
+    members: tuple[int, ...]  # producer ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +88,7 @@ class FinishWork:
     step: int
 
 
-Work = TrainWork | RepeatWork | SyncWork | SaveWork | EvaluateWork | ReferenceWork | FinishWork
+Work = TrainWork | RepeatWork | SyncWork | HandOverWork | SaveWork | EvaluateWork | ReferenceWork | FinishWork
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -72,7 +72,7 @@ class Backend:
 
     def __init__(self, config: BackendConfig, parallelism: Parallelism) -> None:
         self._config = config
-        self._parallelism = parallelism
+        self.parallelism = parallelism
         self.device = parallelism.device
         self.precision = config.precision
         self.layout = parallelism.layout
@@ -103,7 +103,7 @@ class Backend:
         """
         model = self._views.get(role) or self._model(role)
         with collective("score a mini-batch"):
-            count = self._parallelism.num_micro_batches(len(micro_batches))
+            count = self.parallelism.num_micro_batches(len(micro_batches))
             inputs = [
                 make_input(micro_batch, device=self.device, output=output)
                 for micro_batch in _padded(micro_batches, count)
@@ -137,7 +137,7 @@ class Backend:
         # A rank without samples still takes part in the step.
         wanted = max(len(mini_batch.micro_batches), int(mini_batch.is_last))
         with collective("compute gradients"):
-            micro_batches = _padded(mini_batch.micro_batches, self._parallelism.num_micro_batches(wanted))
+            micro_batches = _padded(mini_batch.micro_batches, self.parallelism.num_micro_batches(wanted))
             teacher_head = self._model("teacher").head_weights() if isinstance(loss_fn, DistilledLoss) else None
             inputs = [
                 make_input(
@@ -158,7 +158,7 @@ class Backend:
 
     def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
         """Return a step's reported sums over all ranks; empty without the LM head."""
-        return self._parallelism.reduce_sums(sums)
+        return self.parallelism.reduce_sums(sums)
 
     def optimizer_step(
         self,
@@ -202,7 +202,7 @@ class Backend:
 
     def broadcast_text(self, text: str | None) -> str:
         """Broadcast a text from sender 0 to all senders; collective over them. `text`: None on the others."""
-        return self._parallelism.broadcast_text(text)
+        return self.parallelism.broadcast_text(text)
 
     def live_weights(self) -> list[Tensor]:
         """Return those weights of the policy on this rank that training changes, not copied; not collective."""
@@ -211,7 +211,7 @@ class Backend:
     def any_rank(self, is_needed: bool) -> bool:
         """Return True if any of the ranks that must run a forward together needs one; collective over them."""
         with collective("agree on whether to score"):
-            return self._parallelism.num_micro_batches(int(is_needed)) > 0
+            return self.parallelism.num_micro_batches(int(is_needed)) > 0
 
     def save(
         self,
@@ -228,13 +228,13 @@ class Backend:
         Raises: RunError on every rank if it cannot be written.
         """
         own = json.dumps(dict(objective or {})) if self.layout.is_last_stage else ""
-        adapted = next(text for text in self._parallelism.agree(lambda: own) if text)
+        adapted = next(text for text in self.parallelism.agree(lambda: own) if text)
         date = self._config.template_date
         save_models(
             directory,
             self.policy,
             [(role, model, self._config.models[role].directory) for role, model in self._saved_others()],
-            self._parallelism,
+            self.parallelism,
             dtype=DTYPES[self._config.precision],
             settings_dir=self._settings_dir,
             state={
@@ -268,13 +268,13 @@ class Backend:
 
     def close(self) -> None:
         """Destroy the process groups that were made for this backend; the default group stays."""
-        self._parallelism.close()
+        self.parallelism.close()
 
     def _load(self, role: Role, source: ModelSource) -> RoleModel:
         return RoleModel(
             role,
             source.directory,
-            self._parallelism,
+            self.parallelism,
             precision=self._config.precision,
             optimizer=source.optimizer,
             gradient_checkpointing=self._config.gradient_checkpointing,

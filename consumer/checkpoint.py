@@ -28,6 +28,7 @@ from coati_rl.checkpoint.tokenizer_files import write_files
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapter_files import PREFIX, WEIGHTS_FILE, write_adapter_config
 from coati_rl.model_files.saving import write_settings
+from coati_rl.tensor_bytes import bytes_of
 from consumer.parallel.parameters import ParameterInfo
 from consumer.whole_directory import flush, publish, weight_disk_errors
 
@@ -225,7 +226,7 @@ def _digest_of_saved(path: Path, tensors: Mapping[str, Tensor]) -> str:
     hasher = xxhash.xxh3_128(size + header)
     places = {name: entry["data_offsets"] for name, entry in json.loads(header).items() if name in tensors}
     for name in sorted(places, key=places.__getitem__):
-        hasher.update(tensors[name].detach().flatten().view(torch.uint8).numpy().data)
+        hasher.update(bytes_of(tensors[name].detach().contiguous()))
     return str(hasher.hexdigest())
 
 

@@ -22,6 +22,7 @@ from coati_rl.protocols import StepReports, WorkSource
 from coati_rl.work import (
     EvaluateWork,
     FinishWork,
+    HandOverWork,
     ReferenceWork,
     RepeatWork,
     SaveWork,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Publish = Callable[[SyncWork], None]
+HandOver = Callable[[HandOverWork], None]
 OnDataset = Callable[[EvaluateWork | ReferenceWork], None]
 
 POLL_S = 5.0  # time limit of one request to the source, which then answers with the reason for waiting
@@ -46,6 +48,11 @@ POLL_S = 5.0  # time limit of one request to the source, which then answers with
 def _without_producers(work: SyncWork) -> None:
     """Raise, since a source without producers never orders a weight sync."""
     raise RunError(f"a weight sync to version {work.policy_version} is ordered in a run without producers")
+
+
+def _without_turns(work: HandOverWork) -> None:
+    """Raise, since devices are handed over in runs with --colocate alone."""
+    raise RunError(f"the devices are handed over to the {work.to} in a run without turns")
 
 
 def _without_dataset(work: EvaluateWork | ReferenceWork) -> None:
@@ -67,6 +74,7 @@ class TrainLoop:
         is_reporter: bool,
         checkpoint_dir: Path,
         publish: Publish = _without_producers,
+        hand_over: HandOver = _without_turns,
         on_dataset: OnDataset = _without_dataset,
         on_step: Callable[[], None] = lambda: None,
         timeline: Timeline = NO_TIMELINE,
@@ -77,6 +85,7 @@ class TrainLoop:
         self._backend = backend
         self._train_step = train_step  # True: with a correction for the engine-trainer mismatch
         self._publish = publish
+        self._hand_over = hand_over
         self._on_dataset = on_dataset
         self._is_reporter = is_reporter  # True on the one rank that reports optimizer steps
         self._checkpoint_dir = checkpoint_dir
@@ -98,12 +107,14 @@ class TrainLoop:
                 index += 1
                 # The next item is prepared and fetched while this one is executed.
                 coming = fetcher.submit(self._next_work, index)
-                kind = type(work).__name__.removesuffix("Work").lower()
+                kind = f"to {work.to}" if isinstance(work, HandOverWork) else type(work).__name__.removesuffix("Work").lower()
                 with self._timeline.span(kind, item=index - 1, step=_step_of(work)):
                     if isinstance(work, TrainWork | RepeatWork):
                         self._train(work)
                     elif isinstance(work, SyncWork):
                         self._publish(work)
+                    elif isinstance(work, HandOverWork):
+                        self._hand_over(work)
                     elif isinstance(work, EvaluateWork | ReferenceWork):
                         self._on_dataset(work)
                     elif isinstance(work, SaveWork):

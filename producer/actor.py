@@ -71,6 +71,7 @@ class ProducerActor:
             device=self._context.device,
             gpu_memory_utilization=config.parallel.gpu_memory_utilization,
             adapter=config.lora.sent_adapter,
+            takes_turns=config.parallel.colocate,
         )
         self._engine = create_engine(
             config.sampling.backend, options, policy_version=UNSYNCED, load_timeout_s=START_TIMEOUT_S
@@ -127,6 +128,11 @@ class ProducerActor:
         if probe:
             logprobs = engine.probe_logprobs(probe, timeout_s=min(timeout_s, _PROBE_TIMEOUT_S))
         return CommitResult(seconds=seconds, probe_logprobs=logprobs, identities=identities)
+
+    def sleep(self, timeout_s: float) -> None:
+        """Give up the engine's memory until weights are committed, in the trainers' turn."""
+        with PHASES.phase("go to sleep"):
+            self._loaded_engine().sleep(timeout_s=timeout_s)
 
     def close(self) -> None:
         """Stop engine, environment and reward workers."""

@@ -27,6 +27,11 @@ class ParallelConfig(TrainersConfig):
         8, "Prompts in flight per producer (imbs), of g samples each.", short="-imbs", ge=1
     )
     producer_tensor_parallel_size: int = execution(1, "Tensor parallelism of each engine.", short="-ptp", ge=1)
+    colocate: bool = execution(
+        False,
+        "Producers and trainers take turns on the same devices: engines give up their memory while the trainers train, "
+        "and trainers theirs while prompts are answered. With -nb 0.",
+    )
     gpu_memory_utilization: float = execution(
         0.85,
         "Share of an engine GPU's memory that vLLM takes; staging new weights takes more. Without the flag the plan "

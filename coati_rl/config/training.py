@@ -149,6 +149,11 @@ class TrainingConfig(JobConfig):
         return self.parallel.shared_prefix and not self.parallel.one_sample_per_row
 
     @property
+    def takes_turns(self) -> bool:
+        """Return True if producers and trainers share their devices."""
+        return False
+
+    @property
     def num_producers(self) -> int:
         """Inference engines."""
         return 0
@@ -172,7 +177,8 @@ class TrainingConfig(JobConfig):
     @property
     def num_devices(self) -> int:
         """GPUs of a run in GPU mode."""
-        return self.num_producers * self.producer_width + self.parallel.num_trainers + self.reward_models.num_gpus
+        engines = 0 if self.takes_turns else self.num_producers * self.producer_width
+        return engines + self.parallel.num_trainers + self.reward_models.num_gpus
 
     @property
     @abstractmethod

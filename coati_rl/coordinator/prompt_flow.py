@@ -81,6 +81,16 @@ class PromptFlow:
         """Return the number of groups that wait to be trained."""
         return len(self._finished)
 
+    @property
+    def is_rolled_out(self) -> bool:
+        """Return True when no training prompt is being sampled and none may be drawn: a rollout step is finished."""
+        return not self._leases.num_open("train") and self.refusal() is not None
+
+    @property
+    def has_mini_batch(self) -> bool:
+        """Return True if groups for another mini-batch are finished."""
+        return len(self._finished) >= self._settings.batch.prompts_per_mini_batch
+
     def refusal(self) -> str | None:
         """Return why no new prompt may be drawn; None if one has a slot and is needed."""
         if self.is_stopped:
@@ -137,8 +147,8 @@ class PromptFlow:
         self._awaits_leases = self._awaits_leases and self.refusal() is None
         if self._awaits_leases:
             return Wait(reason="waiting for producers to lease prompts for the slots that the checkpoint left free")
-        if len(self._finished) < size:
-            return self._wait_for_rollouts()
+        if not self.has_mini_batch:
+            return self.wait_for_rollouts()
         self.overdue_sync = self._find_overdue(size, sync_index)
         if self.overdue_sync is not None:
             bound = f"before the weights change again (--n-behind {self._settings.sync.n_behind})"
@@ -207,7 +217,8 @@ class PromptFlow:
             self._settings.batch, step=self.step, learning_rate_progress=progress, estimator=self._estimator
         )
 
-    def _wait_for_rollouts(self) -> Wait:
+    def wait_for_rollouts(self) -> Wait:
+        """Return what the next step waits for."""
         num_there = len(self._finished) + len(self._in_step)
         groups = f"{num_there} of {self._settings.batch.prompts_per_step} groups of step {self.step + 1} are finished"
         return Wait(reason=f"waiting for rollouts: {groups}, {self._sampling()}")

@@ -46,6 +46,8 @@ class PromptLeasing:
             return f"it has not received version {published} yet"
         if not members.is_current(producer_id, is_drained=is_drained):
             return f"it has to commit version {held} first"
+        if state.turns.is_of_trainers:
+            return "the trainers have the devices"
         if state.problem:
             # Trainers may be busy for long: no more prompts are to be lost until they receive the problem.
             return "the run is about to end"

@@ -21,6 +21,7 @@ from coati_rl.coordinator.prompt_flow import PromptFlow
 from coati_rl.coordinator.prompt_queue import PromptQueue
 from coati_rl.coordinator.settings import CoordinatorSettings
 from coati_rl.coordinator.step_stats import StepStats
+from coati_rl.coordinator.turns import Turns
 from coati_rl.coordinator.weight_syncs import WeightSyncs
 from coati_rl.data.prompt_source import PromptSource
 from coati_rl.observability.background_writer import BackgroundWriter
@@ -56,6 +57,7 @@ class RunState:
         self.leases = LeaseTable(settings.sampling_plans, seed=settings.seed)
         self.flow = PromptFlow(settings, queue, self.leases, position, untrained.finished)
         self.members = Membership(start_version=position.step, sync_index_of=untrained.sync_index_of)
+        self.turns = Turns(self.members, self.flow, evaluation, are_taken=settings.takes_turns)
         self.mismatch_monitor = LogprobMismatchMonitor(settings.mismatch, settings.sync)
         self.syncs = WeightSyncs(
             settings, self.members, self.mismatch_monitor, probe=start.probe, identities=untrained.identities

@@ -11,7 +11,7 @@ from coati_rl.coordinator.prompt_flow import ChosenGroups
 from coati_rl.coordinator.run_state import RunState
 from coati_rl.coordinator.step_stats import StepDraft, StepSummary
 from coati_rl.errors import RunError
-from coati_rl.work import FinishWork, RepeatWork, TrainWork, Wait, Work
+from coati_rl.work import FinishWork, HandOverWork, RepeatWork, SyncWork, TrainWork, Wait, Work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +41,8 @@ class Scheduler:
             return Wait(reason="the run is over")
         if is_over := state.flow.is_over():
             state.flow.cancel_step()
+        if state.turns.is_of_producers:
+            return self._producers_turn(is_over=is_over)
         if (update := self._later_update(is_over=is_over)) is not None:
             return update
         if state.flow.is_stopped:
@@ -49,7 +51,30 @@ class Scheduler:
                 if state.checkpoint_schedule.has_unsaved_step
                 else self._finish()
             )
-        return self._sync(index, is_over=is_over) or self._at_boundary(is_over=is_over) or self._train_or_end(is_over)
+        return (
+            self._sync(index, is_over=is_over)
+            or self._at_boundary(is_over=is_over)
+            or self._trainers_turn(index, is_over=is_over)
+            or self._train_or_end(is_over)
+        )
+
+    def _producers_turn(self, *, is_over: bool) -> Assembly | Wait:
+        """End the producers' turn on shared devices, or wait for its end."""
+        self._evaluate_if_due(is_over=is_over)
+        found = self._state.turns.end_producers(is_over=is_over)
+        return self._same_for_all(found) if isinstance(found, HandOverWork) else found
+
+    def _trainers_turn(self, index: int, *, is_over: bool) -> Assembly | None:
+        """End the trainers' turn on shared devices, when all engines have staged weights; None if it goes on."""
+        state = self._state
+        if not state.turns.is_of_trainers or not state.turns.is_trained(is_over=is_over):
+            return None
+        if asleep := state.members.asleep:
+            return self._same_for_all(state.syncs.order(index, state.flow.step, asleep))
+        return self._same_for_all(state.turns.end_trainers())
+
+    def _same_for_all(self, work: SyncWork | HandOverWork) -> Assembly:
+        return Assembly(make=lambda: [work] * self._dp)
 
     def _later_update(self, *, is_over: bool) -> Assembly | None:
         """Train a batch again; all else that may be due comes after the last update of the rollout step's batches."""
@@ -76,8 +101,7 @@ class Scheduler:
             )  # its answers have to be sampled with the current weights, as long as a producer serves them
         stale = members.stale(step if is_due else members.published_version)
         if stale and not members.is_committing:
-            sync = state.syncs.order(index, step, stale)
-            return Assembly(make=lambda: [sync] * self._dp)
+            return self._same_for_all(state.syncs.order(index, step, stale))
         if is_due and stale:  # staged weights must not be overwritten
             state.flow.overdue_sync = members.sync_index - 1  # of the prompts that the commit may wait for
             return Wait(reason=f"waiting for {members.committing}, before version {step} is sent")

@@ -34,6 +34,7 @@ class CoordinatorSettings:
     dynamic_batching: bool  # a group without effect is replaced; else it counts for the step
     max_empty_groups: int  # consecutive groups without effect, at which the run stops
     seed: int
+    takes_turns: bool = False  # producers and trainers share their devices
     updates_per_batch: int = 1  # optimizer steps on each batch
     mismatch: MismatchSettings = field(default_factory=MismatchSettings)
     max_probe_tokens: int = 3
@@ -102,6 +103,7 @@ def coordinator_settings(
         },
         sync=config.sync,
         sync_period=config.sync_period,
+        takes_turns=config.takes_turns,
         num_trainers=parallel.num_trainers,
         trainers_per_dp_rank=parallel.num_trainers // config.dp,
         max_steps=config.data.max_steps,

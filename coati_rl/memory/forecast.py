@@ -7,6 +7,7 @@ from coati_rl.memory.trainer import Parts
 from coati_rl.types import Device
 
 GIB = 2**30
+ENGINE_RANK = "engine rank"  # the name of an engine's processes
 MARGIN = 0.15  # how far the forecast may be from what is used: what exceeds the memory by less is warned of
 
 
@@ -50,6 +51,7 @@ class Forecast:
     processes: tuple[ProcessMemory, ...]
     shared: Parts = field(default_factory=dict)  # in host memory, used by processes of all kinds
     is_one_host: bool = True
+    takes_turns: bool = False  # engines have given their memory up while trainers train, and the other way round
 
     def without(self, part: str) -> "Forecast":
         """Return the forecast without a part of its processes."""
@@ -62,8 +64,16 @@ class Forecast:
     @property
     def host_bytes(self) -> int:
         """Bytes of all processes in host memory."""
-        on_host = sum(self.shared.values())
-        return on_host + sum(each.host_bytes(self.device) for each in self.processes)
+        on_host = sum(self.shared.values()) + sum(each.host_bytes(self.device) for each in self.processes)
+        return on_host - self._given_up() if self.takes_turns and self.device == "cpu" else on_host
+
+    def _given_up(self) -> int:
+        """Bytes of the side with less memory, which it has only in its own turn."""
+        of_turn = dict.fromkeys(("trainer", ENGINE_RANK), 0)
+        for each in self.processes:
+            if each.name in of_turn:
+                of_turn[each.name] += each.count * each.device_bytes
+        return min(of_turn.values())
 
     @property
     def largest(self) -> ProcessMemory:
@@ -81,6 +91,7 @@ class Forecast:
         if not self.is_one_host:
             lines += [self._host_line(each) for each in self.processes]
         who = ", ".join(f"{each.count} x {each.name}" for each in self.processes)
+        who += ", in turns" if self.takes_turns else ""
         of_all = "host" if self.is_one_host else "all hosts"
         shared = f"; {listed(self.shared)}" if any(self.shared.values()) else ""
         return [*lines, f"{f'memory, {of_all}':<24}{gib(self.host_bytes)}: {who}{shared}"]

@@ -16,7 +16,7 @@ from coati_rl.memory.engine import (
     token_bytes,
     transformers_engine_parts,
 )
-from coati_rl.memory.forecast import ProcessMemory
+from coati_rl.memory.forecast import ENGINE_RANK, ProcessMemory
 from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.run_memory import PYTHON_ENGINE_LIBRARIES, Machine
 from coati_rl.memory.trainer import Parts
@@ -73,7 +73,7 @@ def engine_memory(
         parts = cpu_engine_parts(shape, settings, cache_bytes=cache)
     unknown = f"weights unknown, as --quantization is {sampling.quantization}" if settings.is_quantized else ""
     return ProcessMemory(
-        name="engine rank",
+        name=ENGINE_RANK,
         count=parallel.num_inferencer * width,
         parts=parts,
         host=host,

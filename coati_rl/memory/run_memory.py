@@ -245,6 +245,7 @@ def run_forecast(
         processes=tuple(processes),
         shared=shared or {},
         is_one_host=not config.cluster.master_address,
+        takes_turns=config.takes_turns,
     )
 
 

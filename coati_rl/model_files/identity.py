@@ -20,6 +20,7 @@ from coati_rl.model_files.adapter_files import PREFIX, WEIGHTS_FILE, AdapterDire
 from coati_rl.model_files.config import read_config
 from coati_rl.model_files.stored import StoredTensor, read_stored, tensors_of
 from coati_rl.model_files.values import HEAD, has_own_head
+from coati_rl.tensor_bytes import bytes_of
 
 NUM_DIGITS = 32  # of an identity, in hexadecimal
 FINGERPRINT_DIGITS = 16  # the first ones, where a short name is enough
@@ -42,12 +43,12 @@ class TensorDigest:
 
 def digest_of(name: str, tensor: Tensor) -> TensorDigest:
     """Return the digest of a tensor on the CPU; one that is mapped from a file is read through once."""
-    content = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
+    content = bytes_of(tensor.detach().contiguous())
     return TensorDigest(
         name=name,
         dtype=str(tensor.dtype).removeprefix("torch."),
         shape=tuple(tensor.shape),
-        digest=xxhash.xxh3_128_hexdigest(content.data),
+        digest=xxhash.xxh3_128_hexdigest(content),
     )
 
 

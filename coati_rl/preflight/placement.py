@@ -18,11 +18,11 @@ class ActorResources:
     """Hold the resources that one actor needs."""
 
     cpus: int
-    gpus: int
+    gpus: float  # less than 1: of one that is shared
 
     def __str__(self) -> str:
         return " and ".join(
-            f"{count} {unit}{'s' if count > 1 else ''}"
+            f"{count:g} {unit}{'s' if count > 1 else ''}"
             for count, unit in ((self.cpus, "CPU"), (self.gpus, "GPU"))
             if count
         )
@@ -61,14 +61,17 @@ class Request:
 
     @staticmethod
     def of(config: TrainingConfig, device: Device) -> "Request":
-        """Return the actors of a run. A tensor-parallel engine has a process, and so a CPU, for each rank."""
+        """Return the actors that need a place of their own; engines that take turns have that of trainers.
+
+        A tensor-parallel engine has a process, and so a CPU, for each rank.
+        """
         width = config.producer_width
         on_gpu = device == "cuda"
         return Request(
             num_trainers=config.parallel.num_trainers,
             group_size=config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size,
             trainer=ActorResources(cpus=1, gpus=1 if on_gpu else 0),
-            num_producers=config.num_producers,
+            num_producers=0 if config.takes_turns else config.num_producers,
             producer=ActorResources(cpus=1 if on_gpu else width, gpus=width if on_gpu else 0),
             num_reward_models=config.reward_models.num_actors,
             reward_model=ActorResources(cpus=1, gpus=1 if on_gpu and config.reward_models.num_gpus else 0),

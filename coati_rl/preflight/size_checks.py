@@ -18,11 +18,11 @@ from coati_rl.types import Device
 def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[str]]:
     """Return the device, and warnings. Raises: ConfigError when this machine has too few GPUs."""
     parallel, reward_gpus = config.parallel, config.reward_models.num_gpus
-    formula, of_models = ("P * ptp + T + R", f" + {reward_gpus}") if reward_gpus else ("P * ptp + T", "")
-    needed = (
-        f"GPUs = {formula}: {parallel.num_inferencer} * {parallel.producer_tensor_parallel_size} + "
-        f"{parallel.num_trainers}{of_models} = {config.num_devices} are needed"
-    )
+    engines = f"{parallel.num_inferencer} * {parallel.producer_tensor_parallel_size}"
+    terms = [] if config.takes_turns else [("P * ptp", engines)]
+    terms += [("T", str(parallel.num_trainers)), *([("R", str(reward_gpus))] if reward_gpus else [])]
+    names, numbers = (" + ".join(each) for each in zip(*terms, strict=True))
+    needed = f"GPUs = {names}: {numbers} = {config.num_devices} are needed"
     return find_device(config, needed=needed, fewer=partial(_fewer, config), is_dry_run=is_dry_run)
 
 

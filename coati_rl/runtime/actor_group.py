@@ -117,8 +117,8 @@ class ActorGroup:
         if self._config.cluster.master_port:  # a port in use is found before engines are loaded
             wait_for(rendezvous, who="trainer-0")
         self.reward_models = self._make_reward_models()  # before the producers, whose scorers look for them
-        for _ in range(self._config.num_producers):
-            self.add_producer()
+        if not self._config.takes_turns:
+            self._add_producers()
         where = wait_for(rendezvous, who="trainer-0")
         self._trainer_starts = [handle.start.remote(where) for handle in handles]
         for rank, reference in enumerate(self._trainer_starts):
@@ -132,6 +132,12 @@ class ActorGroup:
             )
             for rank, handle in enumerate(handles)
         }
+        if self._config.takes_turns:  # they load in their own turn, which is the first
+            self._add_producers()
+
+    def _add_producers(self) -> None:
+        for _ in range(self._config.num_producers):
+            self.add_producer()
 
     def _loading(self) -> str:
         """Say how many of the actors that are being started are ready."""

@@ -66,8 +66,20 @@ class PlacementManager:
         self._free = [self._reserve_producer(node_id) for node_id in assignment.producers]
         needs = [self._request.trainer] * len(assignment.trainers)
         self.trainers = self._reserve(needs, assignment.trainers)  # by rank
+        if config.takes_turns:
+            self._share(config)
         needs = [self._request.reward_model] * len(assignment.reward_models)
         self.reward_models = self._reserve(needs, assignment.reward_models) if needs else []
+
+    def _share(self, config: TrainingConfig) -> None:
+        """Give each engine the place of the trainers whose devices it has in its turn."""
+        width = config.producer_width
+        if width > 1 and self._request.trainer.gpus:
+            raise ConfigError(f"--colocate with -ptp {width} on GPUs: an engine has one trainer's GPU; use -ptp 1")
+        half = self._request.trainer.gpus / 2  # what both sides ask Ray for, of the GPU that they share
+        self.trainers = [replace(each, need=replace(each.need, gpus=half)) for each in self.trainers]
+        shared = [self.trainers[producer * width] for producer in range(config.num_producers)]
+        self._free = [replace(each, need=ActorResources(cpus=0, gpus=half)) for each in shared]
 
     @property
     def nodes(self) -> dict[str, str]:

@@ -171,6 +171,11 @@ class RemoteProducer:
         digests: tuple[str, ...] = wait_for(reference, who=self._name, timeout_s=timeout_s + STAGING_GRACE_S)
         return digests
 
+    def sleep(self, *, timeout_s: float) -> None:
+        """See WeightReceiver."""
+        reference: Any = self._handle.sleep.remote(timeout_s)
+        wait_for(reference, who=self._name, timeout_s=timeout_s + ANSWER_S)
+
     def commit_weights(self, policy_version: int, probe: Sequence[int], *, timeout_s: float) -> CommitResult:
         """See WeightReceiver."""
         reference: Any = self._handle.commit_weights.remote(policy_version, tuple(probe), timeout_s)

@@ -13,6 +13,7 @@ import torch
 import xxhash
 
 from coati_rl.errors import TransferError
+from coati_rl.tensor_bytes import bytes_of
 
 _PIECE_BYTES = 2**20  # measured: of 0.25, 0.5, 1 and 2 MiB the fastest
 _PINNED_BYTES = 2**25  # of each of two buffers
@@ -74,7 +75,7 @@ class HostDigest:
     def _add(self, tensor: torch.Tensor) -> None:
         if tensor.device.type == "cpu":
             self._flush()
-            self._hasher.update(tensor.view(torch.uint8).numpy().data)
+            self._hasher.update(bytes_of(tensor))
             return
         if self._copies is None:
             self._copies = PinnedCopies(tensor.device)

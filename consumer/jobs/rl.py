@@ -62,6 +62,7 @@ def train_loop(
     """Provide a trainer's loop, and what it publishes weights with."""
     from coati_rl.runtime.remote import RemoteProducer  # imports Ray
     from consumer.logprob_mismatch import make_mismatch_meter
+    from consumer.turns import TrainersTurn
     from consumer.weight_sync.rank_role import publishing
 
     meter = make_mismatch_meter(backend, config, trainer.timeline)
@@ -77,21 +78,33 @@ def train_loop(
         )
         for objective in (policy_gradient(each, coefficients) for each in (config, config.with_gap_correction()))
     )
+    connect = lambda producer: RemoteProducer(f"producer-{producer}", trainer.namespace)  # noqa: E731
     publisher: Any = publishing(
         backend,
         config,
-        lambda producer: RemoteProducer(f"producer-{producer}", trainer.namespace),
+        connect,
         coordinator,
         host=own_address(config),
         directory=trainer.run_dir / "weights",
     )
-    with publisher as publish:
+    with publisher as publication:
+        turns: dict[str, Any] = {}
+        if config.parallel.colocate:
+            turn = TrainersTurn(
+                backend,
+                connect=connect,
+                start_commits=publication.start_commits,
+                directory=trainer.run_dir,
+                timeout_s=config.cluster.heartbeat_timeout_s,
+            )
+            turns["hand_over"] = turn.hand_over
         yield TrainLoop(
             trainer.rank,
             coordinator,
             coordinator,
             backend,
             lambda is_corrected: correcting if is_corrected else plain,
-            publish=publish,
+            publish=publication.publish,
+            **turns,
             **trainer.loop_options(backend),
         )

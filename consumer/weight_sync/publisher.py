@@ -52,8 +52,13 @@ class WeightPublisher:
         commit_timeout_s: float,
         num_senders: int = 1,
         announce: Callable[[str], None] = lambda text: None,
+        commits_at_once: bool = True,
     ) -> None:
-        """Store the arguments; `announce` broadcasts a text to the `StageSender` of every other pipeline stage."""
+        """Store the arguments.
+
+        `announce` broadcasts a text to the `StageSender` of every other pipeline stage. Without `commits_at_once`
+        producers commit from `start_commits` on.
+        """
         self._sender = sender
         self._connect = connect
         self._make_manifest = make_manifest  # from a policy_version; describes what all senders send
@@ -63,6 +68,8 @@ class WeightPublisher:
         self._commit_timeout_s = commit_timeout_s  # a commit may wait for running requests to end
         self._num_senders = num_senders
         self._announce = announce
+        self._commits_at_once = commits_at_once
+        self._waiting: list[tuple[int, SyncWork]] = []  # commits that are not started
         self._group: tuple[int, ...] = ()  # producers of the open transfer group
         self._rendezvous: list[Rendezvous] = []  # their invitations
         self._num_failed_attempts = 0  # in a row
@@ -94,8 +101,15 @@ class WeightPublisher:
         identity = weights_identity(manifest.base, digest)
         num_bytes = manifest.total_bytes
         self._reports.report_sync(replace(report, problem=self._problem, identity=identity, num_bytes=num_bytes))
-        for producer in staged:
-            threading.Thread(target=self._commit, args=(producer, work), name=f"commit-{producer}", daemon=True).start()
+        self._waiting += [(producer, work) for producer in staged]
+        if self._commits_at_once:
+            self.start_commits()
+
+    def start_commits(self) -> None:
+        """Let the producers commit what they have staged, in the background."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            threading.Thread(target=self._commit, args=each, name=f"commit-{each[0]}", daemon=True).start()
 
     def _transfer(
         self, pool: ThreadPoolExecutor, work: SyncWork, manifest: WeightManifest, weights: Weights

@@ -8,6 +8,7 @@ probe with the weights that are sent; the engines' log-probabilities are compare
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,14 @@ PROBES_PER_REFERENCE = 8  # of which the first is scored in float32, too
 Send = Callable[[SyncWork, Weights], None]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Publication:
+    """Hold what a rank does in a weight sync."""
+
+    publish: Publish
+    start_commits: Callable[[], None]  # where they wait for the producers' turn
+
+
 @contextmanager
 def publishing(
     backend: "Backend",
@@ -42,8 +51,8 @@ def publishing(
     *,
     host: str,
     directory: Path,
-) -> Iterator[Publish]:
-    """Yield the function that runs a sync on this rank; the transfer group is closed at the end.
+) -> Iterator[Publication]:
+    """Yield what runs a sync on this rank; the transfer group is closed at the end.
 
     Args:
         backend: holds the weights.
@@ -62,7 +71,7 @@ def publishing(
         directory=directory,
     )
     with closing(sender):
-        send = _make_send(backend, config, connect, reports, sender)
+        send, start_commits = _make_send(backend, config, connect, reports, sender)
         is_rounded, numbers = config.sync.judges_rounding and backend.precision == "bf16", count()
 
         def publish(work: SyncWork) -> None:
@@ -72,7 +81,7 @@ def publishing(
             # Collective: with sharded weights other ranks take part in the export; one of each stage sends.
             send(work, backend.export_weights())
 
-        yield publish
+        yield Publication(publish=publish, start_commits=start_commits)
 
 
 def make_sender(
@@ -120,14 +129,15 @@ def _make_send(
     connect: Callable[[int], WeightReceiver],
     reports: SyncReports,
     sender: WeightSender,
-) -> Send:
+) -> tuple[Send, Callable[[], None]]:
+    """Return what sends this rank's weights, and what starts the commits that wait for the producers' turn."""
     number = backend.layout.sender
     if number is None:
-        return lambda work, weights: _exhaust(weights)
+        return lambda work, weights: _exhaust(weights), _nothing
     if number > 0:
         stage_sender = StageSender(sender, lambda: backend.broadcast_text(None), rank=number)
-        return lambda work, weights: stage_sender.send(weights)
-    return WeightPublisher(
+        return lambda work, weights: stage_sender.send(weights), _nothing
+    publisher = WeightPublisher(
         sender,
         connect,
         lambda version: make_manifest(backend, version),
@@ -140,7 +150,13 @@ def _make_send(
         else 0.9 * config.cluster.stall_timeout_s,
         num_senders=backend.layout.num_senders,
         announce=lambda text: _announce(backend, text),
-    ).publish
+        commits_at_once=not config.parallel.colocate,
+    )
+    return publisher.publish, publisher.start_commits
+
+
+def _nothing() -> None:
+    """Start no commit: another rank directs the sync."""
 
 
 def _score_probe(backend: "Backend", work: SyncWork, reports: SyncReports, *, in_float32: bool) -> None:

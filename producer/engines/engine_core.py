@@ -46,6 +46,15 @@ class EngineCore(Protocol):
     def poll_staging(self) -> tuple[str, ...] | None:
         """Return the digests, one per rank, once all ranks have received; None before. Raises: TransferError."""
 
+    def sleep(self) -> list[GenerationResult]:
+        """Free the memory of weights and caches.
+
+        Returns: results of a step that had begun. Requests that go on after the next commit compute their caches again.
+        """
+
+    def wake(self) -> None:
+        """Allocate it again; weights are of any value until the commit that follows."""
+
     def commit(self, policy_version: int) -> list[GenerationResult]:
         """Load the staged weights and clear all caches; running requests continue with the new weights.
 

@@ -56,6 +56,7 @@ class ThreadedEngine:
         self._staging = threading.Lock()  # one transfer at a time
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._commit: PendingCommit | None = None  # this and the next: used by the owner thread only
+        self._is_asleep = False
         self._admission = AdmissionQueue()
         self._answers = Answers()
         self._closing = False
@@ -127,6 +128,17 @@ class ThreadedEngine:
         late = EngineError(f"committing version {policy_version}: {_LATE}")
         return self._ask(serve, until=deadline + _GRACE_S, late=late)
 
+    def sleep(self, *, timeout_s: float) -> None:
+        """See `GenerationEngine.sleep`."""
+
+        def serve(future: Future[None]) -> None:
+            if not self._is_asleep:
+                self._publish(self._core.sleep())
+                self._is_asleep = True
+            answer(future, None)
+
+        self._ask(serve, until=time.monotonic() + timeout_s, late=EngineError(f"going to sleep: {_LATE}"))
+
     def probe_logprobs(self, token_ids: Sequence[int], *, timeout_s: float) -> np.ndarray:
         """See `GenerationEngine.probe_logprobs`."""
         probe = GenerationRequest(
@@ -190,7 +202,7 @@ class ThreadedEngine:
             while not self._closing:
                 self._serve_inbox()
                 self._serve_commit()
-                if self._core.num_running() and not self._closing:
+                if self._num_running() and not self._closing:
                     with PHASES.phase("engine step"):
                         results = self._core.step()
                     self._publish(results)
@@ -214,13 +226,17 @@ class ThreadedEngine:
 
     def _may_wait_s(self) -> float | None:
         """Return how long the thread may wait for calls, in seconds; None: without limit, since nothing is pending."""
-        if self._core.num_running():
+        if self._num_running():
             return 0.0
         if self._commit is None:
             return None
         if self._commit.is_due(0, self._admission.open_episodes()):
             return 0.0
         return max(0.0, self._commit.deadline - time.monotonic())
+
+    def _num_running(self) -> int:
+        """Return the number of unfinished requests and probes that are worked on."""
+        return 0 if self._is_asleep else self._core.num_running()
 
     def _add(self, submission: Submission) -> None:
         request = submission.request
@@ -262,7 +278,7 @@ class ThreadedEngine:
         commit = self._commit
         if commit is None:
             return
-        num_running, episodes = self._core.num_running(), self._admission.open_episodes()
+        num_running, episodes = self._num_running(), self._admission.open_episodes()
         try:
             if not commit.future.cancelled():
                 if not commit.is_due(num_running, episodes):
@@ -278,6 +294,9 @@ class ThreadedEngine:
     def _swap(self, commit: PendingCommit) -> None:
         self._check_staged(commit.policy_version)  # another transfer may have begun since
         if commit.begin():
+            if self._is_asleep:
+                self._core.wake()
+                self._is_asleep = False
             with PHASES.phase("engine commit"):
                 results = self._core.commit(commit.policy_version)
             self._staged_version = None

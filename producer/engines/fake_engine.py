@@ -133,6 +133,12 @@ class _FakeCore:
         staged = self._staging.poll()
         return None if staged is None else (staged.digest,)
 
+    def sleep(self) -> list[GenerationResult]:
+        return []
+
+    def wake(self) -> None:
+        pass
+
     def commit(self, policy_version: int) -> list[GenerationResult]:
         digest = self._staging.take().digest
         self.identities = (digest if self._expected is None else self._expected.identity(digest),)

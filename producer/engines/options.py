@@ -32,6 +32,7 @@ class EngineOptions:
         enforce_eager: run the model without compilation and CUDA graphs; None: on the CPU.
         adapter: what updates hold beside the model, which serves as it was loaded; None: updates hold all weights.
         adapters: directories of LoRA adapters by the name that requests give; a name never stands for two. vLLM only.
+        takes_turns: it sleeps while trainers have its device.
         engine_args: others of vLLM's EngineArgs, which `check_engine_args` has checked.
     """
 
@@ -49,6 +50,7 @@ class EngineOptions:
     enforce_eager: bool | None = None
     adapter: AdapterSpec | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
+    takes_turns: bool = False
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod

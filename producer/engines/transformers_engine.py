@@ -48,6 +48,7 @@ class _TransformersCore:
         self._eos_token_ids: frozenset[int] = frozenset()
         self._queue: deque[Row] = deque()
         self._batch: DecodingBatch | None = None
+        self._shapes: dict[str, torch.Size] = {}  # of the parameters, while they are asleep
         self._unfinished: dict[str, tuple[GenerationRequest, list[Row]]] = {}
 
     def load(self) -> None:
@@ -149,6 +150,20 @@ class _TransformersCore:
     def poll_staging(self) -> tuple[str, ...] | None:
         staged = self._staging.poll()
         return None if staged is None else (staged.digest,)
+
+    def sleep(self) -> list[GenerationResult]:
+        if self._batch is not None:
+            self._batch.clear_cache()
+        self._shapes = {name: each.shape for name, each in self._parameters.items()}
+        for each in self._parameters.values():
+            each.data = each.data.new_empty(0)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return []
+
+    def wake(self) -> None:
+        for name, each in self._parameters.items():
+            each.data = each.data.new_empty(self._shapes[name])
 
     def commit(self, policy_version: int) -> list[GenerationResult]:
         staged = self._staging.take()

@@ -246,6 +246,16 @@ class _VllmCore:
                 raise (TransferTimeoutError if state == "timed out" else TransferError)(message)
         return tuple(digest for _, digest in states if digest)
 
+    def sleep(self) -> list[GenerationResult]:
+        results: list[GenerationResult] = []
+        while self._engine.engine_core.engine_core.batch_queue:  # steps in flight (asynchronous scheduling)
+            results += self.step()
+        self._engine.collective_rpc("coati_sleep")
+        return results
+
+    def wake(self) -> None:
+        self._engine.collective_rpc("coati_wake")
+
     def commit(self, policy_version: int) -> list[GenerationResult]:
         from vllm.v1.core.sched.interface import PauseState
 

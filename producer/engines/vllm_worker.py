@@ -17,6 +17,7 @@ from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from producer.engines.staging import StagingArea
 from producer.engines.vllm_sampler import draw_ahead
+from producer.engines.vllm_sleep import WorkerSleep
 from producer.engines.vllm_synced_adapter import WorkerAdapter
 
 StagingState = Literal["receiving", "staged", "failed", "timed out"]
@@ -34,6 +35,7 @@ class StagingWorkerExtension:
 
     coati_staging: StagingArea
     coati_adapter: WorkerAdapter | None
+    coati_turns: WorkerSleep
 
     def coati_prepare(self, engine_pid: int, adapter: str) -> int:
         """Prepare the worker after loading; a worker process is killed by the kernel when the engine's process ends.
@@ -44,6 +46,7 @@ class StagingWorkerExtension:
         Returns: this process's id.
         """
         self.coati_adapter = WorkerAdapter.prepared(adapter, self.model_runner.lora_manager) if adapter else None
+        self.coati_turns = WorkerSleep(self)
         self.coati_staging = StagingArea(device=self.device, tensor_parallel_rank=self.rank)
         # It warns of layers without new weights, such as rotary embeddings; names are checked before the transfer.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
@@ -97,6 +100,14 @@ class StagingWorkerExtension:
             self._coati_repack_tied_head(model, [name for name, _ in staged.tensors])
         self._coati_synchronize()
         return staged.digest
+
+    def coati_sleep(self) -> None:
+        """Free weights and cache; see `WorkerSleep`."""
+        self.coati_turns.sleep()
+
+    def coati_wake(self) -> None:
+        """Allocate weights and cache, for the commit that follows."""
+        self.coati_turns.wake()
 
     def coati_close(self) -> None:
         """Close the transfer group."""

@@ -252,6 +252,9 @@ class _LocalProducer:
     def stage_weights(self, manifest, rendezvous, *, timeout_s):
         return self._actor.stage_weights(manifest.to_json(), rendezvous.to_json(), timeout_s)
 
+    def sleep(self, *, timeout_s):
+        return self._actor.sleep(timeout_s)
+
     def commit_weights(self, policy_version, probe, *, timeout_s):
         return self._actor.commit_weights(policy_version, tuple(probe), timeout_s)
 

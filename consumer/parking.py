@@ -1,0 +1,141 @@
+"""Give back the memory of tensors for a while and keep their contents elsewhere, bit for bit.
+
+Tensors, their views and whatever else refers to their storages stay what they are: storages are emptied, and filled
+again in place. A GPU's contents are kept in pinned host memory, those of the CPU in a file without a name.
+"""
+
+import ctypes
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from coati_rl.errors import RunError
+from coati_rl.tensor_bytes import bytes_of
+
+
+class _Keeper(Protocol):
+    """Keep bytes."""
+
+    def put(self, contents: Sequence[Tensor]) -> None:
+        """Store these bytes in place of those before."""
+
+    def get(self, contents: Sequence[Tensor]) -> None:
+        """Write what was stored last to these tensors, which have the same sizes."""
+
+
+class Parking:
+    """Park the memory of tensors, again and again; while they are parked they must not be used."""
+
+    def __init__(self, *, device: torch.device, directory: Path) -> None:
+        """Park nothing yet. `directory`: of the file, if the device is the CPU."""
+        self._device = device
+        self._keeper: _Keeper = _PinnedMemory() if device.type == "cuda" else _File(directory)
+        self._parked: list[tuple[UntypedStorage, int]] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the number of bytes that are parked."""
+        return sum(size for _, size in self._parked)
+
+    def park(self, tensors: Iterable[Tensor]) -> None:
+        """Keep the contents of these tensors' storages and free the memory; maps of files stay, which cost none.
+
+        Raises: RunError if there is no room for the contents; no memory is given back then.
+        """
+        if self._parked:
+            raise ValueError("tensors are parked already")
+        found = _storages(tensors, self._device)
+        self._keeper.put([_bytes(storage) for storage in found])
+        self._parked = [(storage, storage.nbytes()) for storage in found]
+        for storage in found:
+            storage.resize_(0)
+        _return_memory(self._device)
+
+    def unpark(self) -> None:
+        """Give the tensors their memory and contents back. Raises: RunError if the contents cannot be read."""
+        for storage, size in self._parked:
+            storage.resize_(size)
+        self._keeper.get([_bytes(storage) for storage, _ in self._parked])
+        self._parked = []
+
+
+class _File:
+    """Keep bytes in a file that ends with this process."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file: Any = None
+
+    def put(self, contents: Sequence[Tensor]) -> None:
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115, kept open
+            self._file.seek(0)
+            for each in contents:
+                _all(self._file.write, each)
+        except OSError as error:
+            raise RunError(
+                f"the weights and optimizer states of a trainer cannot be kept in {self._directory} during the "
+                f"producers' turn (--colocate): {error.strerror}"
+            ) from error
+
+    def get(self, contents: Sequence[Tensor]) -> None:
+        self._file.seek(0)
+        for each in contents:
+            _all(self._file.readinto, each)
+
+
+class _PinnedMemory:
+    """Keep bytes of a GPU in host memory, which is allocated once."""
+
+    def __init__(self) -> None:
+        self._kept: list[Tensor] = []
+
+    def put(self, contents: Sequence[Tensor]) -> None:
+        if [each.numel() for each in self._kept] != [each.numel() for each in contents]:
+            self._kept = [torch.empty(each.numel(), dtype=torch.uint8, pin_memory=True) for each in contents]
+        for kept, each in zip(self._kept, contents, strict=True):
+            kept.copy_(each, non_blocking=True)
+        torch.cuda.synchronize()
+
+    def get(self, contents: Sequence[Tensor]) -> None:
+        for kept, each in zip(self._kept, contents, strict=True):
+            each.copy_(kept, non_blocking=True)
+        torch.cuda.synchronize()
+
+
+def _storages(tensors: Iterable[Tensor], device: torch.device) -> list[UntypedStorage]:
+    """Return the storages of a device that tensors are parts of, each once."""
+    found = dict[int, UntypedStorage]()
+    for tensor in tensors:
+        local: Any = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+        storage = local.untyped_storage()
+        if storage.device.type == device.type and storage.nbytes() and storage.resizable():
+            found.setdefault(storage.data_ptr(), storage)
+    return [*found.values()]
+
+
+def _bytes(storage: UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _all(transfer: Any, content: Tensor) -> None:
+    """Write or read all bytes of a tensor; the kernel moves at most 2 GiB at a time."""
+    left = bytes_of(content)
+    while left:
+        if not (moved := transfer(left)):
+            raise RunError("what was parked is shorter than it was")
+        left = left[moved:]
+
+
+def _return_memory(device: torch.device) -> None:
+    """Return freed memory to the device, or to the operating system."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif os.name == "posix" and hasattr(trim := ctypes.CDLL(None), "malloc_trim"):
+        trim.malloc_trim(0)

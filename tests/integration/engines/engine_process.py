@@ -25,6 +25,7 @@ METHODS = (
     "stage_weights",
     "commit_weights",
     "probe_logprobs",
+    "sleep",
 )
 OWN = (
     "submit",

@@ -4,8 +4,6 @@ Tensors, their views and whatever else refers to their storages stay what they a
 again in place. A GPU's contents are kept in pinned host memory, those of the CPU in a file without a name.
 """
 
-import ctypes
-import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from coati_rl.errors import RunError
+from coati_rl.processes.freed_memory import return_freed_memory
 from coati_rl.tensor_bytes import bytes_of
 
 
@@ -54,7 +53,10 @@ class Parking:
         self._parked = [(storage, storage.nbytes()) for storage in found]
         for storage in found:
             storage.resize_(0)
-        _return_memory(self._device)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        else:
+            return_freed_memory()
 
     def unpark(self) -> None:
         """Give the tensors their memory and contents back. Raises: RunError if the contents cannot be read."""
@@ -131,11 +133,3 @@ def _all(transfer: Any, content: Tensor) -> None:
         if not (moved := transfer(left)):
             raise RunError("what was parked is shorter than it was")
         left = left[moved:]
-
-
-def _return_memory(device: torch.device) -> None:
-    """Return freed memory to the device, or to the operating system."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    elif os.name == "posix" and hasattr(trim := ctypes.CDLL(None), "malloc_trim"):
-        trim.malloc_trim(0)

@@ -19,6 +19,7 @@ from consumer.parking import Parking
 
 if TYPE_CHECKING:
     from consumer.backend import Backend
+    from consumer.weight_sync.rank_role import Publication
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class TrainersTurn:
         backend: "Backend",
         *,
         connect: Callable[[int], WeightReceiver],
-        start_commits: Callable[[], None],
+        publication: "Publication",
         directory: Path,
         timeout_s: float,
     ) -> None:
@@ -40,13 +41,13 @@ class TrainersTurn:
         Args:
             backend: holds the models.
             connect: returns the remote end of a producer id.
-            start_commits: lets producers serve the weights that they have staged.
+            publication: of weights to the producers, which commit in their turn.
             directory: where a CPU's memory is kept.
             timeout_s: for an engine to go to sleep.
         """
         self._backend = backend
         self._connect = connect
-        self._start_commits = start_commits
+        self._publication = publication
         self._timeout_s = timeout_s
         self._parking = Parking(device=backend.device, directory=directory)
         self._parking.park(self._tensors())
@@ -55,12 +56,13 @@ class TrainersTurn:
         """Begin this side's turn, or end it. Raises: RunError on every rank if one has failed."""
         is_first = self._backend.layout.sender == 0
         if work.to == "trainers":
+            self._publication.release()
             self._backend.parallelism.agree((lambda: self._put_to_sleep(work)) if is_first else None)
             self._parking.unpark()
         else:
             self._backend.parallelism.agree(lambda: self._parking.park(self._tensors()))
             if is_first:
-                self._start_commits()
+                self._publication.start_commits()
 
     def _put_to_sleep(self, work: HandOverWork) -> None:
         """Let the engines give their memory up; one that is gone has, and its loss is found elsewhere."""

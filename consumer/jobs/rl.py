@@ -93,7 +93,7 @@ def train_loop(
             turn = TrainersTurn(
                 backend,
                 connect=connect,
-                start_commits=publication.start_commits,
+                publication=publication,
                 directory=trainer.run_dir,
                 timeout_s=config.cluster.heartbeat_timeout_s,
             )

@@ -40,6 +40,7 @@ class Publication:
 
     publish: Publish
     start_commits: Callable[[], None]  # where they wait for the producers' turn
+    release: Callable[[], None]  # of the memory of transfers, until the next one
 
 
 @contextmanager
@@ -81,7 +82,7 @@ def publishing(
             # Collective: with sharded weights other ranks take part in the export; one of each stage sends.
             send(work, backend.export_weights())
 
-        yield Publication(publish=publish, start_commits=start_commits)
+        yield Publication(publish=publish, start_commits=start_commits, release=sender.close)
 
 
 def make_sender(

@@ -134,6 +134,7 @@ class _FakeCore:
         return None if staged is None else (staged.digest,)
 
     def sleep(self) -> list[GenerationResult]:
+        self._staging.release()
         return []
 
     def wake(self) -> None:

@@ -81,6 +81,11 @@ class StagingArea:
                     tensor.record_stream(current)
         return staged
 
+    def release(self) -> None:
+        """Give the memory of transfers back, and leave the group; for the next update there is another one."""
+        self._leave(None)
+        self._discard()
+
     def close(self) -> None:
         """End a running transfer and leave the group."""
         self._cancelled.set()

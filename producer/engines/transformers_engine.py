@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from coati_rl.errors import EngineError
+from coati_rl.processes.freed_memory import return_freed_memory
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import Completion, GenerationRequest, GenerationResult
@@ -159,8 +160,11 @@ class _TransformersCore:
         self._shapes = {name: each.shape for name, each in self._parameters.items()}
         for each in self._parameters.values():
             each.data = each.data.new_empty(0)
+        self._staging.release()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+        else:
+            return_freed_memory()
         return []
 
     def wake(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from coati_rl.errors import EngineError
+from coati_rl.processes.freed_memory import return_freed_memory
 
 LEVEL = 2  # of vLLM's sleep: weights are dropped, not copied to the host; buffers are kept there
 
@@ -32,6 +33,7 @@ class WorkerSleep:
         self._emptied = [(each, each.nbytes()) for each in self._storages()]
         for storage, _ in self._emptied:
             storage.resize_(0)
+        return_freed_memory()
 
     def wake(self) -> None:
         """Allocate weights and cache again."""

@@ -102,7 +102,8 @@ class StagingWorkerExtension:
         return staged.digest
 
     def coati_sleep(self) -> None:
-        """Free weights and cache; see `WorkerSleep`."""
+        """Free weights, cache and the memory of transfers; see `WorkerSleep`."""
+        self.coati_staging.release()
         self.coati_turns.sleep()
 
     def coati_wake(self) -> None:

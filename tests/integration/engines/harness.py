@@ -141,6 +141,11 @@ class Harness:
         self.engine.commit_weights(version, in_flight=in_flight, timeout_s=TIMEOUT_S)
         self.serving = self.checkpoint_of[version] = checkpoint
 
+    def put_to_sleep(self) -> None:
+        """As in the trainers' turn: their end of the transfers is closed before the engine leaves."""
+        self.sender.close()
+        self.engine.sleep(timeout_s=TIMEOUT_S)
+
     def sync(self, checkpoint: int, *, in_flight: bool = False) -> int:
         version = self.stage_checkpoint(checkpoint)
         self.commit(version, checkpoint, in_flight=in_flight)

@@ -9,8 +9,8 @@ PROMPT = tuple(range(40, 60))
 def test_after_its_sleep_an_engine_answers_as_if_it_had_not_slept(harness: Harness) -> None:
     before = harness.complete(PROMPT, num_samples=3, temperature=0.8, seed=5, max_new_tokens=40)
     for _ in range(2):
-        harness.engine.sleep(timeout_s=TIMEOUT_S)
-        harness.engine.sleep(timeout_s=TIMEOUT_S)  # it does already
+        harness.put_to_sleep()
+        harness.put_to_sleep()  # it sleeps already
         harness.sync(harness.serving)
     after = harness.complete(PROMPT, num_samples=3, temperature=0.8, seed=5, max_new_tokens=40)
     if harness.has_model:
@@ -20,7 +20,7 @@ def test_after_its_sleep_an_engine_answers_as_if_it_had_not_slept(harness: Harne
 
 def test_the_weights_that_are_committed_after_a_sleep_serve(model_harness: Harness) -> None:
     harness = model_harness
-    harness.engine.sleep(timeout_s=TIMEOUT_S)
+    harness.put_to_sleep()
     version = harness.sync(1 - harness.serving)
     (completion,) = harness.complete(LONG_PROMPT, seed=3)
     assert set(completion.policy_versions.tolist()) == {version}
@@ -29,7 +29,7 @@ def test_the_weights_that_are_committed_after_a_sleep_serve(model_harness: Harne
 
 
 def test_requests_wait_for_the_end_of_the_sleep(harness: Harness) -> None:
-    harness.engine.sleep(timeout_s=TIMEOUT_S)
+    harness.put_to_sleep()
     harness.engine.submit(request("early", PROMPT, num_samples=1, max_new_tokens=4))
     version = harness.stage_checkpoint(harness.serving)
     assert not harness.engine.is_done("early")
@@ -42,7 +42,7 @@ def test_running_requests_go_on_with_the_weights_of_the_next_commit(model_harnes
     harness = model_harness
     first = harness.engine.version()
     prompts = submit_many(harness)
-    harness.engine.sleep(timeout_s=TIMEOUT_S)
+    harness.put_to_sleep()
     assert not all(harness.engine.is_done(name) for name in prompts)
     version = harness.sync(1 - harness.serving, in_flight=True)
     samples = [(prompts[name], each) for name, group in collect(harness, prompts).items() for each in group]

@@ -12,7 +12,9 @@ def bytes_of(tensor: Tensor) -> memoryview:
     Unlike after `numpy()`, PyTorch can still resize the tensor's storage, and so give its memory back.
     """
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ValueError(f"not the memory of a contiguous tensor on the CPU: strides {tensor.stride()}, {tensor.device}")
+        raise ValueError(
+            f"not the memory of a contiguous tensor on the CPU: strides {tensor.stride()}, {tensor.device}"
+        )
     size = tensor.numel() * tensor.element_size()
     array: Any = (ctypes.c_char * size).from_address(tensor.data_ptr())
     array.tensor = tensor

@@ -59,7 +59,9 @@ class Parking:
             return_freed_memory()
 
     def unpark(self) -> None:
-        """Give the tensors their memory and contents back. Raises: RunError if the contents cannot be read."""
+        """Give the tensors their memory and contents back, if they are parked. Raises: RunError if the contents cannot be read."""
+        if not self._parked:
+            return
         for storage, size in self._parked:
             storage.resize_(size)
         self._keeper.get([_bytes(storage) for storage, _ in self._parked])

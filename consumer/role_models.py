@@ -4,7 +4,6 @@ A trainer has several: the policy, which is trained; a reference, a teacher and 
 which are frozen. `ShardedModel` knows how a model is sharded; here tensors are whole and have their Hugging Face names.
 """
 
-import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
@@ -120,15 +119,6 @@ class RoleModel:
     def reduce_gradients(self) -> None:
         """Sum the accumulated gradients over all ranks into `gradients`, once per optimizer step."""
         self.gradients = self.gradients or self._sharded.reduce_gradients()
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield what this rank holds of the model between two steps: weights, masters, optimizer states."""
-        yield from itertools.chain(self.module.parameters(), self.module.buffers(), self.parameters.local.values())
-        if self.torch_optimizer is not None:
-            for group in self.torch_optimizer.param_groups:
-                yield from group["params"]
-            for state in self.torch_optimizer.state.values():
-                yield from (each for each in state.values() if isinstance(each, Tensor))
 
     def masters(self) -> dict[str, Tensor]:
         """Return this rank's part of each float32 tensor that the optimizer updates, by name; not collective."""

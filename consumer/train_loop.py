@@ -107,7 +107,11 @@ class TrainLoop:
                 index += 1
                 # The next item is prepared and fetched while this one is executed.
                 coming = fetcher.submit(self._next_work, index)
-                kind = f"to {work.to}" if isinstance(work, HandOverWork) else type(work).__name__.removesuffix("Work").lower()
+                kind = (
+                    f"to {work.to}"
+                    if isinstance(work, HandOverWork)
+                    else type(work).__name__.removesuffix("Work").lower()
+                )
                 with self._timeline.span(kind, item=index - 1, step=_step_of(work)):
                     if isinstance(work, TrainWork | RepeatWork):
                         self._train(work)

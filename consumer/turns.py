@@ -4,6 +4,7 @@ Consumes: orders to hand over. Waits for: the other ranks, and the engines that 
 the side whose turn begins. The side whose turn ends gives its memory up before the other one takes any.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from consumer.parking import Parking
 
 if TYPE_CHECKING:
     from consumer.backend import Backend
+    from consumer.role_models import RoleModel
     from consumer.weight_sync.rank_role import Publication
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,10 @@ class TrainersTurn:
             if is_first:
                 self._publication.start_commits()
 
+    def close(self) -> None:
+        """Give the models their memory back, whoever's turn it is: memory that is parked must not be read."""
+        self._parking.unpark()
+
     def _put_to_sleep(self, work: HandOverWork) -> None:
         """Let the engines give their memory up; one that is gone has, and its loss is found elsewhere."""
 
@@ -79,4 +85,14 @@ class TrainersTurn:
 
     def _tensors(self) -> Iterator[Tensor]:
         for model in self._backend.models.values():
-            yield from model.tensors()
+            yield from _tensors(model)
+
+
+def _tensors(model: "RoleModel") -> Iterator[Tensor]:
+    """Yield what this rank holds of a model between two steps: weights, masters, optimizer states."""
+    yield from itertools.chain(model.module.parameters(), model.module.buffers(), model.parameters.local.values())
+    if model.torch_optimizer is not None:
+        for group in model.torch_optimizer.param_groups:
+            yield from group["params"]
+        for state in model.torch_optimizer.state.values():
+            yield from (each for each in state.values() if isinstance(each, Tensor))

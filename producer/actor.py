@@ -71,7 +71,7 @@ class ProducerActor:
             device=self._context.device,
             gpu_memory_utilization=config.parallel.gpu_memory_utilization,
             adapter=config.lora.sent_adapter,
-            takes_turns=config.parallel.colocate,
+            takes_turns=config.takes_turns,
         )
         self._engine = create_engine(
             config.sampling.backend, options, policy_version=UNSYNCED, load_timeout_s=START_TIMEOUT_S

@@ -98,11 +98,6 @@ class Config(TrainingConfig):
         return {name: self.of_task(name) for name in names}
 
     @property
-    def takes_turns(self) -> bool:
-        """Return True if producers and trainers share their devices."""
-        return self.parallel.colocate
-
-    @property
     def num_producers(self) -> int:
         """Inference engines."""
         return self.parallel.num_inferencer

@@ -150,8 +150,8 @@ class TrainingConfig(JobConfig):
 
     @property
     def takes_turns(self) -> bool:
-        """Return True if producers and trainers share their devices."""
-        return False
+        """Whether producers and trainers share their devices."""
+        return bool(getattr(self.parallel, "colocate", False))
 
     @property
     def num_producers(self) -> int:

@@ -59,10 +59,14 @@ class Scheduler:
         )
 
     def _producers_turn(self, *, is_over: bool) -> Assembly | Wait:
-        """End the producers' turn on shared devices, or wait for its end."""
+        """End the producers' turn on shared devices, or wait for its end; at the end of the run it is the last one."""
+        state = self._state
         self._evaluate_if_due(is_over=is_over)
-        found = self._state.turns.end_producers(is_over=is_over)
-        return self._same_for_all(found) if isinstance(found, HandOverWork) else found
+        found = state.turns.end_producers(is_over=is_over)
+        if isinstance(found, Wait):
+            return found
+        is_last = is_over and not state.checkpoint_schedule.has_unsaved_step and not state.flow.updates.num_due
+        return self._finish() if is_last else self._same_for_all(found)
 
     def _trainers_turn(self, index: int, *, is_over: bool) -> Assembly | None:
         """End the trainers' turn on shared devices, when all engines have staged weights; None if it goes on."""

@@ -14,9 +14,7 @@ from coati_rl.work import HandOverWork, Side, Wait
 class Turns:
     """Hold whose turn it is; called under the coordinator's lock."""
 
-    def __init__(
-        self, members: Membership, flow: PromptFlow, evaluation: EvaluationRounds, *, are_taken: bool
-    ) -> None:
+    def __init__(self, members: Membership, flow: PromptFlow, evaluation: EvaluationRounds, *, are_taken: bool) -> None:
         """Begin with the producers' turn; where there are no turns (`are_taken` is False), both sides always work."""
         self._members = members
         self._flow = flow

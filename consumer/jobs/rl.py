@@ -1,7 +1,7 @@
 """Train a policy with producers: the policy gradient on their rollouts, and weight syncs to them."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,9 +87,9 @@ def train_loop(
         host=own_address(config),
         directory=trainer.run_dir / "weights",
     )
-    with publisher as publication:
+    with publisher as publication, ExitStack() as stack:
         turns: dict[str, Any] = {}
-        if config.parallel.colocate:
+        if config.takes_turns:
             turn = TrainersTurn(
                 backend,
                 connect=connect,
@@ -97,7 +97,7 @@ def train_loop(
                 directory=trainer.run_dir,
                 timeout_s=config.cluster.heartbeat_timeout_s,
             )
-            turns["hand_over"] = turn.hand_over
+            turns["hand_over"] = stack.enter_context(closing(turn)).hand_over
         yield TrainLoop(
             trainer.rank,
             coordinator,

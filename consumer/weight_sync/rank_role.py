@@ -151,7 +151,7 @@ def _make_send(
         else 0.9 * config.cluster.stall_timeout_s,
         num_senders=backend.layout.num_senders,
         announce=lambda text: _announce(backend, text),
-        commits_at_once=not config.parallel.colocate,
+        commits_at_once=not config.takes_turns,
     )
     return publisher.publish, publisher.start_commits
 

@@ -130,20 +130,12 @@ class ThreadedEngine:
 
     def sleep(self, *, timeout_s: float) -> None:
         """See `GenerationEngine.sleep`."""
-
-        def serve(future: Future[None]) -> None:
-            if not self._is_asleep:
-                self._publish(self._core.sleep())
-                self._is_asleep = True
-            answer(future, None)
-
-        self._ask(serve, until=time.monotonic() + timeout_s, late=EngineError(f"going to sleep: {_LATE}"))
+        self._call(self._sleep, until=time.monotonic() + timeout_s, what="going to sleep")
 
     def probe_logprobs(self, token_ids: Sequence[int], *, timeout_s: float) -> np.ndarray:
         """See `GenerationEngine.probe_logprobs`."""
-        probe = GenerationRequest(
-            request_id="probe", token_ids=tuple(token_ids), num_samples=1, sampling=SamplingParams(max_new_tokens=1)
-        )
+        sampling = SamplingParams(max_new_tokens=1)
+        probe = GenerationRequest(request_id="probe", token_ids=tuple(token_ids), num_samples=1, sampling=sampling)
 
         def serve(future: Future[np.ndarray]) -> None:
             try:
@@ -164,10 +156,10 @@ class ThreadedEngine:
 
     # ---- the caller's side ----
 
-    def _call(self, function: Callable[[], Result], *, until: float) -> Result:
+    def _call(self, function: Callable[[], Result], *, until: float, what: str = "staging") -> Result:
         """Run `function` on the owner thread between two steps. Returns: its result."""
         return self._ask(
-            lambda future: answer(future, function()), until=until, late=TransferTimeoutError(f"staging: {_LATE}")
+            lambda future: answer(future, function()), until=until, late=TransferTimeoutError(f"{what}: {_LATE}")
         )
 
     def _ask(self, serve: Callable[[Future[Result]], None], *, until: float, late: CoatiError) -> Result:
@@ -234,8 +226,12 @@ class ThreadedEngine:
             return 0.0
         return max(0.0, self._commit.deadline - time.monotonic())
 
+    def _sleep(self) -> None:
+        if not self._is_asleep:
+            self._publish(self._core.sleep())
+            self._is_asleep = True
+
     def _num_running(self) -> int:
-        """Return the number of unfinished requests and probes that are worked on."""
         return 0 if self._is_asleep else self._core.num_running()
 
     def _add(self, submission: Submission) -> None:
@@ -248,9 +244,8 @@ class ThreadedEngine:
             check_request(request, vocab_size=self._core.vocab_size, max_model_len=self._core.max_model_len)
             self._core.add(request, submission.stream)
         except RequestRefusedError as error:
-            is_too_long = isinstance(error, RequestTooLongError)
-            result = GenerationResult(request_id=request.request_id, error=str(error), is_too_long=is_too_long)
-            self._publish([result])
+            is_long = isinstance(error, RequestTooLongError)
+            self._publish([GenerationResult(request_id=request.request_id, error=str(error), is_too_long=is_long)])
 
     def _abort(self, request_id: str) -> None:
         result = self._admission.withdraw(request_id) or self._core.abort(request_id)

@@ -145,7 +145,7 @@ class ThreadedRun:
             actor.close()
         for thread in self._threads:
             thread.join(timeout=10.0)
-            assert not thread.is_alive(), "a loop goes on after the end of the run"
+        assert not any(thread.is_alive() for thread in self._threads), "a loop goes on after the end of the run"
 
     def _watch(self, trainer):
         """Be the driver: take events until the trainer is done."""
@@ -208,11 +208,10 @@ class ThreadedRun:
                 self._add_producer()
 
     def _create_engine(self, backend, options, **others):
-        dies = self._dies_at_request if not self.trace.engines else None
         engine = WatchedEngine(
             create_engine(backend, options, **others),
             {"backend": backend, **dataclasses.asdict(options), **others},
-            dies_at_request=dies,
+            dies_at_request=None if self.trace.engines else self._dies_at_request,
             **self._engine_faults,
         )
         self.trace.engines.append(engine)
@@ -228,8 +227,7 @@ class ThreadedRun:
         return backend
 
     def _connect(self, name, namespace):
-        actor = self._producers[int(name.removeprefix("producer-"))]
-        return _LocalProducer(actor)
+        return _LocalProducer(self._producers[int(name.removeprefix("producer-"))])
 
     def _context(self, name):
         plan = self.trace.prepared.plan

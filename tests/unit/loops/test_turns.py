@@ -1,30 +1,127 @@
 """Test that a run whose producers and trainers take turns is the run that they have on devices of their own."""
 
 import json
+import shutil
 
 import pytest
 import torch
 
-from coati_rl.work import FinishWork, HandOverWork, SaveWork, SyncWork, TrainWork
+import consumer.parking
+from coati_rl.errors import ConfigError
+from coati_rl.work import FinishWork, HandOverWork, RepeatWork, SaveWork, SyncWork, TrainWork
+from producer.engines.fake_engine import _FakeCore
 
 TURNS = {"colocate": True, "n_behind": 0}
+LETTERS = {SyncWork: "s", TrainWork: ".", RepeatWork: ":", SaveWork: "c", FinishWork: "f"}
+TIMES = ("train_s", "step_s", "time_s", "idle", "per_second", "wait_s", "sync_s", "memory", "_seconds")
+CASES = {
+    "plain": {},
+    "evaluated": {"eval_interval": 1},
+    "a checkpoint each step": {"save_interval": 1},
+    "two updates": {"updates_per_batch": 2},
+    "a critic": {"algo": "PPO", "critic_lr": 1e-3},
+    "a reference": {"kl_coeff": 0.05},
+    "adapters": {"lora_rank": 2, "kl_coeff": 0.05},
+    "the trainers' old policy": {"old_logprobs": "trainer"},
+}
 
 
 def turns_of(trace):
-    """What the trainer did, one letter an item: p and t for hand-overs, s for a sync, . for a mini-batch, c, f."""
-    letters = {SyncWork: "s", TrainWork: ".", SaveWork: "c", FinishWork: "f"}
-    return "".join(work.to[0] if isinstance(work, HandOverWork) else letters[type(work)] for work in trace.work)
+    """What the trainer did, a letter an item: p and t for hand-overs, s for a sync, . and : for steps, c, f."""
+    return "".join(work.to[0] if isinstance(work, HandOverWork) else LETTERS[type(work)] for work in trace.work)
 
 
-def rollouts_of(trace):
-    paths = sorted((trace.paths.run_dir / "rollouts").glob("*.jsonl"))
+def lines_of(trace, folder):
+    paths = sorted((trace.paths.run_dir / folder).rglob("*.jsonl"))
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
-def test_a_run_in_turns_has_the_weights_rollouts_and_metrics_of_one_on_separate_devices(run_in_threads):
-    apart = run_in_threads({"n_behind": 0}, hold_trainer=True)
-    in_turns = run_in_threads(TURNS)
-    assert apart.weights.keys() == in_turns.weights.keys()
-    assert all(torch.equal(apart.weights[name], in_turns.weights[name]) for name in apart.weights)
-    assert rollouts_of(apart) == rollouts_of(in_turns) != []
-    print(turns_of(in_turns))
+def metrics_of(trace):
+    """Of each step, without times."""
+    return [{k: v for k, v in step.items() if not any(part in k for part in TIMES)} for step in trace.steps]
+
+
+def assert_same_run(left, right):
+    assert left.weights.keys() == right.weights.keys()
+    assert all(torch.equal(left.weights[name], right.weights[name]) for name in left.weights)
+    assert lines_of(left, "rollouts") == lines_of(right, "rollouts") != []
+    assert metrics_of(left) == metrics_of(right) != []
+
+
+@pytest.fixture
+def more(write_prompts):
+    """Further fields of a case."""
+    return lambda case: {"eval_dataset": {"held": write_prompts("held", 3)}} if case == "evaluated" else {}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_in_turns_has_the_weights_rollouts_and_metrics_of_one_on_separate_devices(run_in_threads, more, case):
+    changes = {"n_behind": 0, **CASES[case], **more(case)}
+    apart = run_in_threads(changes, hold_trainer=case != "evaluated")
+    in_turns = run_in_threads(changes | TURNS)
+    assert_same_run(apart, in_turns)
+    found = [{k: v for k, v in each.items() if k != "time_s"} for each in in_turns.of("evaluation")]
+    assert found == [{k: v for k, v in each.items() if k != "time_s"} for each in apart.of("evaluation")]
+    assert bool(found) == (case == "evaluated")
+
+
+def test_a_turn_ends_with_a_rollout_step_and_with_a_sync(run_in_threads):
+    assert turns_of(run_in_threads(TURNS)) == "ts" + "pt..s" * 2 + "cpf"
+
+
+def test_one_side_gives_its_memory_up_before_the_other_takes_any(run_in_threads, monkeypatch):
+    noted = []
+
+    def noting(owner, name, text):
+        method = getattr(owner, name)
+
+        def call(*arguments, **options):
+            noted.append(text)
+            return method(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    noting(consumer.parking.Parking, "park", "trainer out")
+    noting(consumer.parking.Parking, "unpark", "trainer in")
+    noting(_FakeCore, "sleep", "engine out")
+    noting(_FakeCore, "wake", "engine in")
+    noting(_FakeCore, "step", "engine step")
+    run_in_threads(TURNS)
+    states = {"trainer": "out", "engine": "in"}
+    assert (noted[0], noted[-1]) == ("trainer out", "trainer in"), "its models are whole when the loop has ended"
+    for each in noted[1:-1]:
+        who, what = each.split()
+        if what == "step":
+            assert states == {"trainer": "out", "engine": "in"}
+            continue
+        assert what == "out" or "in" not in states.values(), noted
+        states[who] = what
+
+
+def test_a_resumed_run_in_turns_has_the_same_weights(run_in_threads, tmp_path):
+    whole = run_in_threads({**TURNS, "save_interval": 1})
+    shutil.copytree(whole.paths.run_dir, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-4")
+    resumed = run_in_threads({**TURNS, "save_interval": 1, "run_dir": None, "checkpoint_path": str(tmp_path / "run")})
+    assert all(torch.equal(whole.weights[name], resumed.weights[name]) for name in whole.weights)
+
+
+def test_a_producer_that_is_lost_in_its_turn_is_replaced_and_nothing_is_trained_twice(run_in_threads):
+    trace = run_in_threads(TURNS, dies_at_request=3)
+    assert len(trace.of("producer_lost")) == 1 and [step["step"] for step in trace.steps] == [1, 2, 3, 4]
+    uids = [row["uid"] for row in lines_of(trace, "rollouts")]
+    assert len(uids) == 16 and all(uids.count(uid) == 2 for uid in uids), "two samples a prompt"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_behind": 1}, "--colocate with -nb 1: nothing is generated while the trainers train; use -nb 0"),
+        ({"inflight_update": True}, "--colocate with --inflight-update"),
+        ({"num_inferencer": 2}, "engines have the trainers' devices, and 2 are more than 1; use -i 1, or -t 2"),
+        ({"lora_rank": 2, "lora_sync": "adapter", "backend": "vllm"}, "--colocate with --lora-sync adapter"),
+    ],
+)
+def test_what_turns_do_not_allow_is_refused(config_with, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        config_with(**{**TURNS, **changes})

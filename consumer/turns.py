@@ -85,10 +85,10 @@ class TrainersTurn:
 
     def _tensors(self) -> Iterator[Tensor]:
         for model in self._backend.models.values():
-            yield from _tensors(model)
+            yield from tensors_of(model)
 
 
-def _tensors(model: "RoleModel") -> Iterator[Tensor]:
+def tensors_of(model: "RoleModel") -> Iterator[Tensor]:
     """Yield what this rank holds of a model between two steps: weights, masters, optimizer states."""
     yield from itertools.chain(model.module.parameters(), model.module.buffers(), model.parameters.local.values())
     if model.torch_optimizer is not None:

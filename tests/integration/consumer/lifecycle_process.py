@@ -22,7 +22,9 @@ from consumer.backend import Backend
 from consumer.models.weight_history import WeightHistory
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
+from consumer.parking import Parking
 from consumer.train_step import TrainStep
+from consumer.turns import tensors_of
 from consumer.weight_sync.rank_role import make_manifest
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN
 from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
@@ -175,15 +177,32 @@ def live(out_dir: Path, layout: str, precision: str, model: str) -> dict[str, An
 def resume(
     saved: Path, layout: str, precision: str, *, again: Path | None = None
 ) -> tuple[dict[str, float], dict[str, dict[str, Tensor]]]:
-    """Take the step after a checkpoint. `again`: where to save what was restored, before that."""
+    """Take the step after a checkpoint, with two turns of engines on the same devices between.
+
+    `again`: where to save what was restored, before that.
+    """
     backend = make(saved, layout, precision)
     backend.restore(saved)
+    give_up_memory(backend, saved)
     if again is not None:
         backend.save(again, state=read_state(saved))
     sums = train(backend, read_state(saved)["step"])
+    give_up_memory(backend, saved)
     state = state_of(backend)
     backend.close()
     return sums, state
+
+
+def give_up_memory(backend: Backend, directory: Path) -> None:
+    """As between two turns of the trainers."""
+    parking = Parking(device=backend.device, directory=directory)
+    parking.park(each for model in backend.models.values() for each in tensors_of(model))
+    # Frozen models may be maps of files, which cost nothing.
+    trained = {n: getattr(each, "_local_tensor", each) for n, each in backend.policy.module.named_parameters()}
+    masters = {f"master of {name}": each for name, each in backend.policy.masters().items()}
+    held = {n: t.shape for n, t in {**trained, **masters}.items() if t.untyped_storage().nbytes()}
+    assert not held and parking.num_bytes, held
+    parking.unpark()
 
 
 def run_tasks(rank: int, out_dir: Path, tasks: Sequence[Case | Resume]) -> None:

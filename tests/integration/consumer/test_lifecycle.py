@@ -181,7 +181,7 @@ def test_a_checkpoint_is_complete_and_nothing_else_has_its_name(life: Life) -> N
     assert [path.name for path in life.directory.glob("step-*")] == ["step-2"]
 
 
-def test_a_resumed_trainer_takes_the_step_that_an_uninterrupted_one_takes(life: Life) -> None:
+def test_a_resumed_trainer_that_gave_its_memory_up_takes_the_step_of_an_uninterrupted_one(life: Life) -> None:
     for kind in ("exported", "masters"):
         assert all_equal(whole(life.ranks, "resumed", kind), whole(life.ranks, "uninterrupted", kind))
     assert [rank["resumed_sums"] for rank in life.ranks] == [rank["sums"] for rank in life.ranks]

@@ -59,7 +59,7 @@ class Parking:
             return_freed_memory()
 
     def unpark(self) -> None:
-        """Give the tensors their memory and contents back, if they are parked. Raises: RunError if the contents cannot be read."""
+        """Give the tensors memory and contents back, if they are parked. Raises: RunError if that is not possible."""
         if not self._parked:
             return
         for storage, size in self._parked:

@@ -24,7 +24,6 @@ class Membership:
         """Begin at a policy version; `sync_index_of` holds those of earlier versions, 0 or negative."""
         self._versions: dict[int, int] = {}  # staged or serving
         self._committing: set[int] = set()
-        self._asleep: set[int] = set()
         self._lost: list[int] = []  # producers whose replacement has not joined yet, the oldest loss first
         self._sync_index_of = {**(sync_index_of or {}), start_version: 0}
         self.published_version = start_version  # of the last complete sync
@@ -44,11 +43,6 @@ class Membership:
     def is_committing(self) -> bool:
         """Return True while a producer has staged weights that it does not serve yet."""
         return bool(self._committing)
-
-    @property
-    def asleep(self) -> tuple[int, ...]:
-        """Return the producers that have given up their weights, and have staged none since."""
-        return tuple(producer for producer in self._versions if producer in self._asleep)
 
     @property
     def missing(self) -> str | None:
@@ -71,7 +65,6 @@ class Membership:
     def remove(self, producer_id: int) -> bool:
         """Remove a producer; return False if it was not a member."""
         self._committing.discard(producer_id)
-        self._asleep.discard(producer_id)
         if self._versions.pop(producer_id, None) is None:
             return False
         self._lost.append(producer_id)
@@ -102,11 +95,6 @@ class Membership:
             if producer in self._versions:
                 self._versions[producer] = version
                 self._committing.add(producer)
-                self._asleep.discard(producer)
-
-    def put_to_sleep(self) -> None:
-        """Record that all producers give up their weights."""
-        self._asleep = set(self._versions)
 
     def committed(self, producer_id: int) -> None:
         """Record that the producer serves the weights that it had staged."""

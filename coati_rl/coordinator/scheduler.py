@@ -54,7 +54,7 @@ class Scheduler:
         return (
             self._sync(index, is_over=is_over)
             or self._at_boundary(is_over=is_over)
-            or self._trainers_turn(index, is_over=is_over)
+            or self._trainers_turn(is_over=is_over)
             or self._train_or_end(is_over)
         )
 
@@ -68,14 +68,11 @@ class Scheduler:
         is_last = is_over and not state.checkpoint_schedule.has_unsaved_step and not state.flow.updates.num_due
         return self._finish() if is_last else self._same_for_all(found)
 
-    def _trainers_turn(self, index: int, *, is_over: bool) -> Assembly | None:
-        """End the trainers' turn on shared devices, when all engines have staged weights; None if it goes on."""
-        state = self._state
-        if not state.turns.is_of_trainers or not state.turns.is_trained(is_over=is_over):
-            return None
-        if asleep := state.members.asleep:
-            return self._same_for_all(state.syncs.order(index, state.flow.step, asleep))
-        return self._same_for_all(state.turns.end_trainers())
+    def _trainers_turn(self, *, is_over: bool) -> Assembly | None:
+        """End the trainers' turn on shared devices, if a sync is not due and nothing left to train; else None."""
+        turns = self._state.turns
+        is_last = turns.is_of_trainers and turns.is_trained(is_over=is_over)
+        return self._same_for_all(turns.end_trainers()) if is_last else None
 
     def _same_for_all(self, work: SyncWork | HandOverWork) -> Assembly:
         return Assembly(make=lambda: [work] * self._dp)
@@ -104,7 +101,7 @@ class Scheduler:
                 state.evaluation.wait
             )  # its answers have to be sampled with the current weights, as long as a producer serves them
         stale = members.stale(step if is_due else members.published_version)
-        if stale and not members.is_committing:
+        if stale and not members.is_committing and state.turns.may_send(is_due=is_due, is_over=is_over):
             return self._same_for_all(state.syncs.order(index, step, stale))
         if is_due and stale:  # staged weights must not be overwritten
             state.flow.overdue_sync = members.sync_index - 1  # of the prompts that the commit may wait for

@@ -1,8 +1,8 @@
 """Decide whose turn it is where producers and trainers share devices.
 
-Producers begin. Their turn ends when the prompts of a rollout step are finished and evaluations answered, that of the
-trainers when their weights are staged and they have nothing left to train. Weights that engines gave up with their turn
-are sent again before their next one, so that a turn ends with a sync even where no step was taken.
+Producers begin. Their turn ends when the prompts of a rollout step are finished and evaluations answered, or when none
+of them has weights; that of the trainers when they have nothing left to train. Their last steps make a sync due, so
+that every engine, which gave its weights up, has staged new ones by then.
 """
 
 from coati_rl.coordinator.evaluation import EvaluationRounds
@@ -21,6 +21,7 @@ class Turns:
         self._evaluation = evaluation
         self._are_taken = are_taken
         self._of: Side = "producers"
+        self._is_for_weights = False  # the trainers' turn: engines that have none get theirs, and nothing is trained
 
     @property
     def is_of_producers(self) -> bool:
@@ -45,13 +46,18 @@ class Turns:
         elif not members.ids and not self._flow.is_rolled_out:
             return Wait(reason=members.missing or "waiting for a producer")
         self._of = "trainers"
-        members.put_to_sleep()
+        self._is_for_weights = not is_over and not self._flow.is_rolled_out
         return HandOverWork(to="trainers", members=members.ids)
 
     def is_trained(self, *, is_over: bool) -> bool:
         """Return True if the trainers have nothing left to do in their turn, and the run goes on."""
-        last = self._members.is_committing if is_over else not self._flow.has_mini_batch
-        return self._evaluation.is_running or last
+        if is_over:
+            return self._evaluation.is_running or self._members.is_committing
+        return self._evaluation.is_running or self._is_for_weights or not self._flow.has_mini_batch
+
+    def may_send(self, *, is_due: bool, is_over: bool) -> bool:
+        """Return True if weights may be sent: commits wait for the end of the trainers' turn, so only one sync fits."""
+        return is_due or not self.is_of_trainers or self.is_trained(is_over=is_over)
 
     def end_trainers(self) -> HandOverWork:
         """End the trainers' turn."""

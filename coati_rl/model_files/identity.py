@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor

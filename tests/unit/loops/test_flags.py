@@ -10,6 +10,7 @@ import pytest
 
 from coati_rl.config import Config
 from coati_rl.data.streamed_prompts import StreamedPrompts
+from coati_rl.work import HandOverWork
 from tests.unit.loops import (
     test_algorithms,
     test_flags_of_adapters,
@@ -176,6 +177,7 @@ IN_RUNS = {
     "max_tokens_per_microbatch": Row(36, lambda t: max(micro_batch_tokens(t)) <= 36, False, True, SHORT),
     "one_sample_per_row": Row(True, micro_batch_rows, [1] * 4, [4] * 4),
     "n_behind": Row(1, lambda t: max(r["staleness_max"] for r in t.steps), 0, 1, options={"hold_trainer": True}),
+    "colocate": Row(True, lambda t: any(isinstance(w, HandOverWork) for w in t.work), False, True, {"n_behind": 0}),
     # outputs, intervals, deadlines
     "run_dir": Row("<tmp>/other", directories, ["checkpoints", "rollouts"], ["other"]),
     "save_dir": Row("<tmp>/other", directories, ALL_DIRECTORIES, ["other", "eval", "rollouts"], MATH),

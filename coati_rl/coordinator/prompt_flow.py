@@ -148,7 +148,7 @@ class PromptFlow:
         if self._awaits_leases:
             return Wait(reason="waiting for producers to lease prompts for the slots that the checkpoint left free")
         if not self.has_mini_batch:
-            return self.wait_for_rollouts()
+            return self._wait_for_rollouts()
         self.overdue_sync = self._find_overdue(size, sync_index)
         if self.overdue_sync is not None:
             bound = f"before the weights change again (--n-behind {self._settings.sync.n_behind})"
@@ -165,6 +165,12 @@ class PromptFlow:
             self.updates.add_batch()
         groups = [finished.group for finished in chosen]
         return ChosenGroups(step=step, batcher=batcher, groups=groups, of_step=of_step, is_last=is_last)
+
+    def wait_for_rollout_step(self) -> Wait:
+        """Return what trainers wait for that are to get the groups of a whole rollout step."""
+        num_wanted = self._settings.prompts_per_rollout - self._num_trained_unsynced
+        groups = f"{len(self._finished)} of {num_wanted} groups of the rollout step are finished"
+        return Wait(reason=f"the producers have the devices: {groups}, {self._sampling()}")
 
     def free_slots(self) -> None:
         """Free the slots of trained groups, as all producers hold the weights of this step."""
@@ -217,8 +223,7 @@ class PromptFlow:
             self._settings.batch, step=self.step, learning_rate_progress=progress, estimator=self._estimator
         )
 
-    def wait_for_rollouts(self) -> Wait:
-        """Return what the next step waits for."""
+    def _wait_for_rollouts(self) -> Wait:
         num_there = len(self._finished) + len(self._in_step)
         groups = f"{num_there} of {self._settings.batch.prompts_per_step} groups of step {self.step + 1} are finished"
         return Wait(reason=f"waiting for rollouts: {groups}, {self._sampling()}")

@@ -42,7 +42,7 @@ class Turns:
             if self._evaluation.is_running:
                 return self._evaluation.wait
             if not is_over and not self._flow.is_rolled_out:
-                return self._flow.wait_for_rollouts()
+                return self._flow.wait_for_rollout_step()
         elif not members.ids and not self._flow.is_rolled_out:
             return Wait(reason=members.missing or "waiting for a producer")
         self._of = "trainers"

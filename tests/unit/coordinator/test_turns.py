@@ -42,7 +42,8 @@ def test_trainers_wait_for_the_whole_rollout_step_and_no_prompt_is_drawn_twice(m
     assert len(leases) == 4, "a rollout step"
     finish_leases(coordinator, make_group, leases[:3])
     assert work(coordinator, index) is None, "a mini-batch of two is there"
-    assert "3 of 2 groups of step 1 are finished, 1 prompt is being sampled" in coordinator.status().text
+    told = "the producers have the devices: 3 of 4 groups of the rollout step are finished, 1 prompt is being sampled"
+    assert told in coordinator.status().text
     finish_leases(coordinator, make_group, leases[3:])
     assert work(coordinator, index).to == "trainers"
 

@@ -126,6 +126,17 @@ def test_an_example_of_reinforcement_learning_trains(places, tmp_path, algo):
     assert all(("value_loss" in step) == (algo == "PPO") for step in trace.steps)
 
 
+def test_the_example_of_shared_devices_takes_turns(places, tmp_path):
+    from coati_rl.work import HandOverWork
+    from tests.unit.loops.harness import ThreadedRun
+
+    example = next(each for each in EXAMPLES if "--colocate" in each.words)
+    words = places.words(example, sizes=SMALL_RUN)[1:]
+    trace = ThreadedRun(parse(words)[0].flat() | {"run_dir": str(tmp_path / "run")}, score=None).run()
+    assert [record["step"] for record in trace.steps] == [1, 2]
+    assert {work.to for work in trace.work if isinstance(work, HandOverWork)} == {"producers", "trainers"}
+
+
 def test_the_example_of_adapters_in_reinforcement_learning_trains(places, tmp_path):
     from tests.unit.loops.harness import ThreadedRun
 

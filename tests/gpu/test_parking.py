@@ -1,0 +1,49 @@
+"""Test that trainers give a GPU's memory up and get the same bits back, and that engines are put to sleep in order."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from consumer.parking import Parking
+from producer.engines.options import EngineOptions
+from producer.engines.vllm_engine_args import engine_args
+from producer.engines.vllm_sleep import WorkerSleep
+
+
+@pytest.mark.gpu
+def test_a_gpu_s_memory_is_free_while_tensors_are_parked(tmp_path: Path) -> None:
+    device = torch.device("cuda", 0)
+    flat = torch.randn(64 * 2**18, device=device)
+    tensors = [flat, flat[8:24].view(4, 4), torch.arange(2**20, device=device)]
+    before = [each.clone().cpu() for each in tensors]
+    used = torch.cuda.memory_allocated(device)
+    parking = Parking(device=device, directory=tmp_path)
+    for _ in range(2):
+        parking.park(tensors)
+        assert torch.cuda.memory_allocated(device) <= used - parking.num_bytes
+        parking.unpark()
+        assert all(torch.equal(each.cpu(), right) for each, right in zip(tensors, before, strict=True))
+    tensors[1].zero_()
+    assert not flat[8:24].any(), "a view of the same memory"
+
+
+def test_on_a_gpu_an_engine_sleeps_as_vllm_does_and_drops_its_weights() -> None:
+    called: list[object] = []
+    worker = SimpleNamespace(
+        device=torch.device("cuda", 0),
+        sleep=lambda level: called.append(("sleep", level)),
+        wake_up=lambda: called.append("wake up"),
+    )
+    turns = WorkerSleep(worker)
+    turns.sleep()
+    turns.wake()
+    assert called == [("sleep", 2), "wake up"], "weights are dropped, addresses stay mapped for CUDA graphs"
+
+
+def test_vllm_s_sleep_mode_is_on_where_devices_are_shared_alone() -> None:
+    for takes_turns in (False, True):
+        options = EngineOptions(model="m", max_model_len=8, device="cuda", takes_turns=takes_turns)
+        assert engine_args(options)["enable_sleep_mode"] is takes_turns
+    assert "enable_sleep_mode" not in engine_args(EngineOptions(model="m", max_model_len=8, takes_turns=True))

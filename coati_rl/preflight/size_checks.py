@@ -29,9 +29,10 @@ def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[st
 def _fewer(config: Config, available: int) -> str:
     parallel = config.parallel
     available -= config.reward_models.num_gpus
-    if available < 2:
+    if available < 2 or config.takes_turns:
         without = "--reward-devices 0, " if config.reward_models.num_gpus else ""
-        return f"use {without}--device cpu, or --master_address of a Ray cluster"
+        shared = f"--colocate -nb 0 with -t {available} -i {available} -ptp 1, " if available > 0 else ""
+        return f"use {without}{shared}--device cpu, or --master_address of a Ray cluster"
     split = parallel.num_trainers // config.dp  # tp * pp
     layout = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1} if split >= available else {}
     split = 1 if layout else split

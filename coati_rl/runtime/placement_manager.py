@@ -78,8 +78,11 @@ class PlacementManager:
             raise ConfigError(f"--colocate with -ptp {width} on GPUs: an engine has one trainer's GPU; use -ptp 1")
         half = self._request.trainer.gpus / 2  # what both sides ask Ray for, of the GPU that they share
         self.trainers = [replace(each, need=replace(each.need, gpus=half)) for each in self.trainers]
-        shared = [self.trainers[producer * width] for producer in range(config.num_producers)]
-        self._free = [replace(each, need=ActorResources(cpus=0, gpus=half)) for each in shared]
+        need = ActorResources(cpus=0, gpus=half)
+        for first in (self.trainers[producer * width] for producer in range(config.num_producers)):
+            slot, num_slots = first.slot // width, max(1, first.num_slots // width)
+            num_threads = first.num_threads * width
+            self._free.append(replace(first, need=need, slot=slot, num_slots=num_slots, num_threads=num_threads))
 
     @property
     def nodes(self) -> dict[str, str]:

@@ -78,7 +78,10 @@ def train_loop(
         )
         for objective in (policy_gradient(each, coefficients) for each in (config, config.with_gap_correction()))
     )
-    connect = lambda producer: RemoteProducer(f"producer-{producer}", trainer.namespace)  # noqa: E731
+
+    def connect(producer: int) -> RemoteProducer:
+        return RemoteProducer(f"producer-{producer}", trainer.namespace)
+
     publisher: Any = publishing(
         backend,
         config,

@@ -4,6 +4,7 @@ import pytest
 from transformers import AutoConfig
 
 from coati_rl.config.cli import parse
+from coati_rl.memory.forecast import ENGINE_RANK, Forecast, ProcessMemory
 from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.run_memory import Machine, reward_model_memory, rl_micro_batch
 
@@ -24,6 +25,20 @@ def test_responses_behind_a_prompt_take_a_mask_unless_the_prompt_is_much_shorter
     size, has_several = rl_micro_batch(config, prompt_tokens=prompt, response_tokens=30)
     assert size.masked == masked
     assert has_several
+
+
+def test_in_turns_only_the_larger_side_counts_on_the_cpu_and_libraries_of_both():
+    processes = (
+        ProcessMemory(name="trainer", count=2, parts={"parameters": 70}, host={"libraries": 5}),
+        ProcessMemory(name=ENGINE_RANK, count=3, parts={"KV cache": 30}, host={"libraries": 4}),
+        ProcessMemory(name="reward model", count=1, parts={"parameters": 9}),
+    )
+    apart, in_turns = (
+        Forecast(device="cpu", processes=processes, shared={"weights": 6}, takes_turns=turns) for turns in (False, True)
+    )
+    assert apart.host_bytes == 6 + 2 * 75 + 3 * 34 + 9
+    assert in_turns.host_bytes == apart.host_bytes - 3 * 30
+    assert in_turns.lines()[-1].endswith("1 x reward model, in turns; weights 0 MiB")
 
 
 @pytest.mark.parametrize(("devices", "count", "on_host"), [(0, 1, True), (2, 2, False)])

@@ -233,6 +233,14 @@ def test_more_devices_than_the_machine_has_are_refused_with_flags_that_fit(refus
     assert prepare_with(f"-ptp 4 {wide}").plan.num_devices <= 3
 
 
+def test_one_gpu_is_enough_for_a_run_in_turns_which_the_message_names(refusal, prepare_with, num_gpus):
+    num_gpus(1)
+    message = refusal("-i 1 -t 1 --device cuda")
+    assert "GPUs = P * ptp + T: 1 * 1 + 1 = 2 are needed, this machine has 1; use --colocate -nb 0 with -t 1" in message
+    assert prepare_with("-i 1 -t 1 --colocate -nb 0 --device cuda").plan.num_devices == 1
+    assert "GPUs = T: 2 = 2 are needed, this machine has 1" in refusal("-i 2 -t 2 --colocate -nb 0 --device cuda")
+
+
 @pytest.mark.parametrize("flags", ["-t 4 -tp 2", "-t 4 -tp 2 -pp 2", "-t 8 -pp 2 -ptp 2", "-t 8 -tp 8 -ptp 8"])
 @pytest.mark.parametrize("available", [2, 3, 4, 5])
 def test_flags_that_fit_keep_the_trainers_layout_where_they_can(num_gpus, flags, available):

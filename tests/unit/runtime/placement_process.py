@@ -6,6 +6,7 @@ Runs in a process of its own. Its argument is a directory for Ray's sockets.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -14,7 +15,7 @@ from coati_rl.errors import CoatiError
 from coati_rl.processes.ray_environment import prepare_ray_environment
 
 
-def config_of(**sizes: int) -> Config:
+def config_of(**sizes: Any) -> Config:
     return Config(model="m", dataset="d", **sizes)
 
 
@@ -31,6 +32,20 @@ def main(scratch: Path) -> None:
             return f"{type(error).__name__}: {error}"
         return "seated"
 
+    def in_turns() -> dict[str, Any]:
+        """Engines of two ranks that share the devices of four trainers."""
+        sizes = {"num_trainers": 4, "num_inferencer": 2, "producer_tensor_parallel_size": 2}
+        manager = reservations.PlacementManager.__new__(reservations.PlacementManager)
+        shared = config_of(**sizes, colocate=True)
+        manager._request = reservations.Request.of(shared, "cpu")
+        seats = [{"node_id": "n", "address": "a", "group": "g", "bundle": rank, "slot": rank} for rank in range(4)]
+        need = manager._request.trainer
+        manager.trainers = [reservations.Reservation(need=need, num_slots=4, num_threads=3, **seat) for seat in seats]
+        manager._free = []
+        manager._share(shared)
+        engines = [(each.bundle, each.slot, each.num_slots, each.num_threads, each.need.cpus) for each in manager._free]
+        return {"engines": engines, "placed_alone": manager._request.num_producers}
+
     reservations.PLACEMENT_TIMEOUT_S = 0.0
     with ray_cluster(config, num_cpus=3, num_gpus=0, scratch=scratch):
         mine = reservations.PlacementManager(config, "cpu")
@@ -44,6 +59,7 @@ def main(scratch: Path) -> None:
             "occupied": refusal("cpu", num_trainers=1, num_inferencer=1),
             "too_small": refusal("cpu", num_trainers=3, num_inferencer=2),
             "no_gpu": refusal("cuda", num_trainers=1, num_inferencer=1),
+            "in_turns": in_turns(),
             "address": mine.trainers[0].address,
             "dead_raylets_before": mine.dead_raylets(),
         }

@@ -40,6 +40,11 @@ def test_a_successor_sits_where_the_lost_producer_sat(got):
     assert got["successor_has_the_same"]
 
 
+def test_engines_that_take_turns_have_the_places_and_cores_of_their_trainers(got):
+    # Bundle of the first trainer, slot of how many, threads, CPUs that are asked for besides.
+    assert got["in_turns"] == {"engines": [[0, 0, 2, 6, 0], [2, 1, 2, 6, 0]], "placed_alone": 0}
+
+
 def test_what_is_reserved_is_not_given_to_another_run(got):
     assert got["occupied"].startswith(
         "RunError: the Ray cluster stayed occupied for 0 s: requested 1 trainer(s) of 1 CPU"

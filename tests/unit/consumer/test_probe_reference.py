@@ -32,10 +32,10 @@ def references(tmp_path: Path, *, precision: str, probes: list[tuple[int, ...]],
     )
     config = Config(num_inferencer=1, num_trainers=1, **flags)
     coordinator = SimpleNamespace(report_probe=report)
-    with publishing(backend, config, None, coordinator, host="127.0.0.1", directory=tmp_path) as publish:
+    with publishing(backend, config, None, coordinator, host="127.0.0.1", directory=tmp_path) as publication:
         for version, probe in enumerate(probes):
             reported.append(None)
-            publish(SyncWork(index=version, policy_version=version, members=(0,), probe=probe))
+            publication.publish(SyncWork(index=version, policy_version=version, members=(0,), probe=probe))
     return reported
 
 

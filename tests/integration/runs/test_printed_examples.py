@@ -63,7 +63,8 @@ def test_an_example_of_a_job_on_a_dataset_ends_with_a_model(start_run, places, s
     assert (run.run_dir / "checkpoints" / "step-2" / weights).is_file()
     if merge := next((each for each in EXAMPLES if each.job == "merge" and each.words[2] in example.words), None):
         out = places.directory / merge.words[3]
-        command = [*Command.program, "merge", str(places.model), str(run.run_dir), str(out), *merge.words[4:]]
+        # Not in bf16: what two steps have learned is less than it rounds, which is refused.
+        command = [*Command.program, "merge", str(places.model), str(run.run_dir), str(out), "--precision", "fp32"]
         done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
         assert json.loads((out / "config.json").read_text())["architectures"] == ["Qwen3ForSequenceClassification"]
@@ -72,7 +73,10 @@ def test_an_example_of_a_job_on_a_dataset_ends_with_a_model(start_run, places, s
 @pytest.mark.parametrize("example", [each for each in EXAMPLES if each.job == "rl"], ids=lambda each: each.name)
 def test_an_example_of_reinforcement_learning_ends_with_a_model(start_run, places, example):
     group_size = int(example.words[example.words.index("-g") + 1])
-    run = start_run(*places.words(example, sizes=RUN_SIZES | {"-g": min(4, group_size), "--save-dir": None}))
+    sizes = RUN_SIZES | {"-g": min(4, group_size), "--save-dir": None}
+    if "--lora-sync" in example.words:
+        sizes["-b"] = "vllm"  # which alone computes with adapters
+    run = start_run(*places.words(example, sizes=sizes))
     assert run.wait() == 0, run.text()
     assert [record["step"] for record in run.records()] == [1, 2]
     weights = "adapter_config.json" if "--lora-rank" in example.words else "config.json"

@@ -1,6 +1,6 @@
 """Forecast the memory of a run's processes from its config and its models' transformers configs. Bytes throughout."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from coati_rl.config.training import TrainingConfig
 from coati_rl.memory.activations import MicroBatchSize, item_bytes
 from coati_rl.memory.adapters import AdapterShape, adapter_shape, shares_base
 from coati_rl.memory.forecast import Forecast, ProcessMemory
-from coati_rl.memory.model_shape import model_shape
+from coati_rl.memory.model_shape import ModelShape, model_shape
 from coati_rl.memory.trainer import ADAM_MOMENTS, Parts, TrainerLayout, trained_bytes, trainer_parts
 from coati_rl.plugins import is_plugin
 from coati_rl.transport.manifest import DEFAULT_BUCKET_BYTES
@@ -137,12 +137,8 @@ def trainer_memory(
     if backend is not None:
         whole = model_shape(models.policy).num_weights * item_bytes(layout.precision)
         _add_sent_weights(parts, host, backend, layout, whole=whole, largest=shape.largest_tensor)
-    unknown = []
     if not shape.is_known:
-        unknown.append(f"activations unknown, as the architecture is {shape.model_type}")
         parts.pop("activations", None)
-    if not layout.adam_moments:
-        unknown.append("the optimizer's states unknown, as --optimizer is your own")
     shared: Parts = {}
     if adapters is not None and adapters.is_base_shared:
         shared = {"base": adapters.whole_weights(shape) * item_bytes(layout.precision)}
@@ -153,8 +149,16 @@ def trainer_memory(
         host=host,
         shared=shared,
         together=config.parallel.num_trainers if shared else 1,
-        unknown="; ".join(unknown),
+        unknown="; ".join(_unknown_parts(shape, layout)),
     )
+
+
+def _unknown_parts(shape: ModelShape, layout: TrainerLayout) -> Iterator[str]:
+    """Say what of a trainer's memory is not forecast, and why."""
+    if not shape.is_known:
+        yield f"activations unknown, as the architecture is {shape.model_type}"
+    if not layout.adam_moments:
+        yield "the optimizer's states unknown, as --optimizer is your own"
 
 
 def _add_sent_weights(

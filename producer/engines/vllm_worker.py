@@ -35,7 +35,7 @@ class StagingWorkerExtension:
 
     coati_staging: StagingArea
     coati_adapter: WorkerAdapter | None
-    coati_turns: WorkerSleep
+    coati_sleeping: WorkerSleep
 
     def coati_prepare(self, engine_pid: int, adapter: str) -> int:
         """Prepare the worker after loading; a worker process is killed by the kernel when the engine's process ends.
@@ -46,7 +46,7 @@ class StagingWorkerExtension:
         Returns: this process's id.
         """
         self.coati_adapter = WorkerAdapter.prepared(adapter, self.model_runner.lora_manager) if adapter else None
-        self.coati_turns = WorkerSleep(self)
+        self.coati_sleeping = WorkerSleep(self)
         self.coati_staging = StagingArea(device=self.device, tensor_parallel_rank=self.rank)
         # It warns of layers without new weights, such as rotary embeddings; names are checked before the transfer.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
@@ -104,11 +104,11 @@ class StagingWorkerExtension:
     def coati_sleep(self) -> None:
         """Free weights, cache and the memory of transfers; see `WorkerSleep`."""
         self.coati_staging.release()
-        self.coati_turns.sleep()
+        self.coati_sleeping.sleep()
 
     def coati_wake(self) -> None:
         """Allocate weights and cache, for the commit that follows."""
-        self.coati_turns.wake()
+        self.coati_sleeping.wake()
 
     def coati_close(self) -> None:
         """Close the transfer group."""

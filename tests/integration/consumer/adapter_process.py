@@ -21,7 +21,6 @@ from tests.integration.consumer.reward_process import RewardCut
 from tests.integration.consumer.reward_process import mini_batches_of as reward_batches_of
 from tests.integration.consumer.samples import samples_near, to_mini_batch
 from tests.integration.consumer.trainer import make_trainer
-from tests.integration.consumer.trainer_server import TrainerServers
 
 SPEC = AdapterSpec(rank=4, alpha=12.0, targets=("all-linear",))
 START, MERGED = "adapter", "merged"  # in the directory of a model: the adapters it begins with, and it with them
@@ -154,20 +153,6 @@ def steps_of(trial: Trial, model_dir: Path, saved: Path) -> Iterator[tuple[str, 
         other.restore(saved)
         yield "elsewhere", take_one(other, model_dir, elsewhere, 1)
         other.close()
-
-
-def launched(
-    trainers: TrainerServers, out_dir: Path, models: Path, trials: Sequence[Trial]
-) -> dict[Trial, list[dict[str, Any]]]:
-    """Return what each rank recorded of each trial."""
-    for size in (4, 2, 1):
-        chosen = [trial for trial in trials if LAYOUTS[trial.layout][0] == size]
-        if chosen:
-            trainers.launch_and_check(take_trials, out_dir, models, chosen, world_size=size)
-    return {
-        trial: [torch.load(out_dir / f"{trial.name}-rank{rank}.pt") for rank in range(LAYOUTS[trial.layout][0])]
-        for trial in trials
-    }
 
 
 def worst_of(found: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> tuple[float, str]:

@@ -23,6 +23,7 @@ from tests.integration.consumer.actor_critic_process import (
     take_steps,
 )
 from tests.integration.consumer.conftest import LAYOUTS, MAX_GRAD_NORM, save_model
+from tests.integration.consumer.launches import launched
 from tests.integration.consumer.losses import Cut
 from tests.integration.consumer.samples import Sample, plain_model, sample_logprobs, samples_near, scale_of
 from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerServers
@@ -74,14 +75,7 @@ def found(
     """What each rank recorded, of the trials that pytest was asked for."""
     out_dir = tmp_path_factory.mktemp("actor-critic")
     due = TRIALS if request.config.getoption("--all") else FAST
-    for size in (4, 2, 1):
-        trials = [trial for trial in due if LAYOUTS[trial.layout][0] == size]
-        if trials:
-            trainers.launch_and_check(take_steps, out_dir, models, trials, world_size=size)
-    return {
-        trial: [torch.load(out_dir / f"{trial.name}-rank{rank}.pt") for rank in range(LAYOUTS[trial.layout][0])]
-        for trial in due
-    }
+    return launched(trainers, take_steps, out_dir, models, due)
 
 
 def marked(trials: list[Trial]) -> list[Any]:

@@ -28,12 +28,13 @@ from tests.integration.consumer.adapter_process import (
     SPEC,
     START,
     Trial,
-    launched,
+    take_trials,
     whole,
     worst_of,
 )
 from tests.integration.consumer.conftest import LAYOUTS, MAX_GRAD_NORM, save_model
 from tests.integration.consumer.gradient_matrix import CASES
+from tests.integration.consumer.launches import launched
 from tests.integration.consumer.losses import Cut
 from tests.integration.consumer.plain_training import plain_gradients
 from tests.integration.consumer.samples import plain_model, sample_logprobs, samples_near
@@ -115,7 +116,7 @@ def found(
     """The directory of the checkpoints, and what each rank recorded."""
     out_dir = tmp_path_factory.mktemp("adapters")
     due = TRIALS if request.config.getoption("--all") else FAST
-    return out_dir, launched(trainers, out_dir, models, due)
+    return out_dir, launched(trainers, take_trials, out_dir, models, due)
 
 
 def marked(trials: list[Trial]) -> list[Any]:

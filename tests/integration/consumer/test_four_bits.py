@@ -18,9 +18,10 @@ from coati_rl.checkpoint.directory import load_state
 from coati_rl.checkpoint.saved_adapter import check_saved_adapter
 from coati_rl.config.cli import parse
 from coati_rl.errors import ConfigError
-from tests.integration.consumer.adapter_process import MERGED, SPEC, START, Trial, launched, whole, worst_of
+from tests.integration.consumer.adapter_process import MERGED, SPEC, START, Trial, take_trials, whole, worst_of
 from tests.integration.consumer.conftest import save_model
 from tests.integration.consumer.gradient_matrix import CASES
+from tests.integration.consumer.launches import launched
 from tests.integration.consumer.losses import Cut
 from tests.integration.consumer.plain_training import plain_gradients
 from tests.integration.consumer.samples import sample_logprobs, samples_near
@@ -66,7 +67,7 @@ def found(
     """The directory of the checkpoints, and what each rank recorded."""
     out_dir = tmp_path_factory.mktemp("four-bits")
     due = TRIALS if request.config.getoption("--all") else FAST
-    return out_dir, launched(trainers, out_dir, models, due)
+    return out_dir, launched(trainers, take_trials, out_dir, models, due)
 
 
 every_trial = pytest.mark.parametrize(

@@ -42,6 +42,8 @@ class Cluster:
         width, own = config.parallel.producer_tensor_parallel_size, self._config.parallel.producer_tensor_parallel_size
         if width != own:
             raise ConfigError(f"producer_tensor_parallel_size={width}: the cluster has places for {own}; tell it, too")
+        if self._config.takes_turns and not config.takes_turns:
+            raise ConfigError("the cluster's engines and trainers share devices: make the Engine with colocate=True")
         environment = engine_environment(self.device, width, compiles=config.sampling.enforce_eager is False)
         return self._members(
             "engine", self._engine_places, EngineMember, (config, self.device), config=config, environment=environment
@@ -80,7 +82,8 @@ def cluster(
         trainers: processes of a `Trainer`.
         engines: engines of an `Engine`.
         device: of all of them; "auto" is the GPUs of a cluster that is joined.
-        flags: of `coati-rl rl` for the cluster: master_address, ray_dir, producer_tensor_parallel_size.
+        flags: of `coati-rl rl` for the cluster: master_address, ray_dir, producer_tensor_parallel_size; colocate=True:
+            engines are on the trainers' devices.
     Raises: ConfigError if the cluster is too small or cannot be joined, or Ray was imported before.
     """
     kind = "cuda" if flags.get("master_address") and device == "auto" else device_of(device)

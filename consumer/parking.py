@@ -15,6 +15,7 @@ from torch import Tensor, UntypedStorage
 from coati_rl.errors import RunError
 from coati_rl.processes.freed_memory import return_freed_memory
 from coati_rl.tensor_bytes import bytes_of
+from consumer.model_tensors import storage_of
 
 
 class _Keeper(Protocol):
@@ -53,10 +54,7 @@ class Parking:
         self._parked = [(storage, storage.nbytes()) for storage in found]
         for storage in found:
             storage.resize_(0)
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        else:
-            return_freed_memory()
+        return_freed_memory(self._device)
 
     def unpark(self) -> None:
         """Give the tensors memory and contents back, if they are parked. Raises: RunError if that is not possible."""
@@ -117,8 +115,7 @@ def _storages(tensors: Iterable[Tensor], device: torch.device) -> list[UntypedSt
     """Return the storages of a device that tensors are parts of, each once."""
     found = dict[int, UntypedStorage]()
     for tensor in tensors:
-        local: Any = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
-        storage = local.untyped_storage()
+        storage = storage_of(tensor)
         if storage.device.type == device.type and storage.nbytes() and storage.resizable():
             found.setdefault(storage.data_ptr(), storage)
     return [*found.values()]

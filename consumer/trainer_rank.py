@@ -17,6 +17,7 @@ from coati_rl.config.plan import resolve_dtype
 from coati_rl.config.sync import SyncConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.data.packing import build_mini_batch, probe_micro_batch
+from coati_rl.processes.freed_memory import return_freed_memory
 from coati_rl.protocols import Role
 from coati_rl.runtime.address import own_address
 from coati_rl.samples import RaggedBatch
@@ -33,6 +34,7 @@ from consumer.objectives.run_objective import policy_gradient
 from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.process_group import StoreLocation, init_process_group, open_listener, private_store_location
 from consumer.parallel.single_process import SingleProcess
+from consumer.residence import Residence
 from consumer.train_step import TrainStep
 from consumer.weight_sync.publisher import iterate_to_end
 from consumer.weight_sync.rank_role import make_manifest, make_sender
@@ -47,6 +49,7 @@ class TrainerRank:
         """Hold no model yet. `device`: of a process that has an engine, too; None until `join`."""
         self._device, self._shares_process = device, device is not None
         self._listener: socket.socket | None = None
+        self._is_built = False
         self._group: tuple[int, ...] = ()  # of the open transfer group: the engines' number and their ranks
         self._invited: tuple[list[str], list[str]] = ([], [])  # engines and senders, as JSON
 
@@ -123,9 +126,11 @@ class TrainerRank:
             if dist.is_initialized()
             else Backend(settings, SingleProcess(device=self._own_device))
         )
+        self._residence = Residence(self._backend)
         self._objective = objective
         peak = LearningRate(peak=config.optimizer.learning_rate)
         self._train_step = TrainStep(self._backend, objective, learning_rate=peak)
+        self._is_built = True
 
     def unit(self) -> int:
         """Return the samples that the loss compares, which stay together."""
@@ -191,13 +196,33 @@ class TrainerRank:
 
     def load(self, directory: Path) -> None:
         """Go on with the weights, the optimizer and the random state of a checkpoint."""
-        self._backend.close()
-        del self._backend, self._train_step
+        self.meta()
         self._load(directory)
         self._backend.restore(directory)
         self._objective.restore(load_state(directory).get(OBJECTIVE_KEY, {}))
 
+    def cpu(self, parts: Sequence[str]) -> None:
+        """Take parts of the models off the device; see `Residence`."""
+        self._residence.park(parts)
+
+    def cuda(self, parts: Sequence[str]) -> None:
+        """Bring parts of the models back; engines have taken what was sent, whose memory is given up."""
+        self._sender.close()
+        self._residence.unpark(parts)
+
+    def meta(self) -> None:
+        """Drop the models; `load` builds others."""
+        self._sender.close()
+        if self._is_built:
+            self._backend.close()
+            del self._backend, self._train_step, self._residence
+            self._is_built = False
+            return_freed_memory(self._own_device)
+
+    def live_weights(self) -> dict[str, torch.Tensor]:
+        """Return the policy's weights by name, not copied, for an engine of this process."""
+        return {name: weight.detach() for name, weight in self._backend.policy.parameters.local.items()}
+
     def close(self) -> None:
         """Leave the engines, and end the layout's process groups."""
-        self._sender.close()
-        self._backend.close()
+        self.meta()

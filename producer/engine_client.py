@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from coati_rl.config import Config
 from coati_rl.data.chat_template import apply_chat_template
+from coati_rl.errors import ConfigError, EngineError
 from coati_rl.members import Members
 from coati_rl.samples import Sample
 from coati_rl.types import CUTS, GenerationRequest, SamplingParams
@@ -68,6 +69,8 @@ class EngineClient:
         self.number = next(_CLIENTS)  # among those of this program
         self._config = config
         self._numbers, self._num_samples = count(), 0
+        self.is_asleep = False
+        self._wake: Callable[[], Any] | None = None  # of an update that was staged while it slept
 
     def generate(
         self, prompts: Sequence[Prompt], n: int = 1, *, timeout_s: float = 3600.0, **sampling: Any
@@ -79,8 +82,10 @@ class EngineClient:
             n: completions of each.
             timeout_s: time limit, in seconds.
             sampling: fields of `SamplingParams` in place of the engine's own; a seed counts up by sample.
-        Raises: EngineError if a prompt is refused or the time is over.
+        Raises: EngineError if a prompt is refused, the time is over or the engine sleeps.
         """
+        if self.is_asleep:
+            raise EngineError("the engine sleeps: trainer.push_to(engine), then engine.wake()")
         own = self._config.sampling
         first = sampling.pop("seed", self._config.run.seed + self._num_samples)
         self._num_samples += n * len(prompts)
@@ -107,6 +112,41 @@ class EngineClient:
     def begin_staging(self, manifest: str, invitations: Sequence[str], timeout_s: float) -> Callable[[], list[Any]]:
         """Receive an update beside the serving weights. Returns: a function that waits for the engines' digests."""
         return self.members.begin("stage", [(manifest, invitation, timeout_s) for invitation in invitations])
+
+    def commit(self, policy_version: int, probe: Sequence[int], timeout_s: float) -> list[Any]:
+        """Serve what is staged. Returns: of each engine what `EngineMember.commit` returns."""
+        found = self.members.call("commit", [(policy_version, probe, timeout_s)] * self.members.size)
+        self.is_asleep, self._wake = False, None
+        return found
+
+    def sleep(self, *, timeout_s: float = 60.0) -> None:
+        """Give up the memory of weights and caches, for a trainer on the same device; RLite's word is `meta`.
+
+        Weights come with the next `trainer.push_to(engine)`, and the memory of the cache with `wake` after it.
+
+        Raises: ConfigError on a GPU if the engine was not made with colocate=True.
+        """
+        self.members.call("sleep", [(timeout_s,)] * self.members.size)
+        self.is_asleep, self._wake = True, None
+
+    meta = sleep
+
+    def wake_by(self, wake: Callable[[], Any]) -> None:
+        """Have `wake` commit what was staged, when the device is free for it."""
+        self._wake = wake
+
+    def wake(self) -> Any:
+        """Serve what was pushed while the engine slept. Returns: the `coati.Push`. Raises: EngineError without one."""
+        if self._wake is None:
+            raise EngineError("the engine has no weights to wake with: trainer.push_to(engine) while it sleeps")
+        return self._wake()
+
+    def cuda(self, part: Literal["weights", "kv_cache"] | None = None) -> None:
+        """Wake in RLite's words: with the cache, or whole. Weights get their memory when they are pushed."""
+        if part not in ("weights", "kv_cache", None):
+            raise ConfigError(f'engine.cuda("{part}"): an engine has weights and kv_cache')
+        if part != "weights" and self.is_asleep:
+            self.wake()
 
     @property
     def max_tokens(self) -> int:

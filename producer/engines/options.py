@@ -33,6 +33,7 @@ class EngineOptions:
         adapter: what updates hold beside the model, which serves as it was loaded; None: updates hold all weights.
         adapters: directories of LoRA adapters by the name that requests give; a name never stands for two. vLLM only.
         takes_turns: it sleeps while trainers have its device.
+        shares_weights: it serves a trainer's weights of the same process, see `TransformersEngine`; transformers only.
         engine_args: others of vLLM's EngineArgs, which `check_engine_args` has checked.
     """
 
@@ -51,6 +52,7 @@ class EngineOptions:
     adapter: AdapterSpec | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
     takes_turns: bool = False
+    shares_weights: bool = False
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod

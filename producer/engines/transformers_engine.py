@@ -4,8 +4,9 @@ In: requests as token ids. Out: completions with the log-probabilities of the pr
 max_num_seqs samples are decoded as one batch to the end, before the next batch begins.
 """
 
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,24 @@ class TransformersEngine(ThreadedEngine):
 
     def __init__(self, options: EngineOptions, *, policy_version: int = 0) -> None:
         """Start loading; see `ThreadedEngine.wait_ready`. `policy_version`: see `create_engine`."""
-        super().__init__(_TransformersCore(options), policy_version=policy_version)
+        self._transformers = _TransformersCore(options)
+        super().__init__(self._transformers, policy_version=policy_version)
+
+    def share_weights(self, weights: Mapping[str, torch.Tensor], policy_version: int, *, timeout_s: float) -> None:
+        """Serve weights of this process without copying them; no request may be running, and requests wait.
+
+        Args:
+            weights: by name, of the model's shapes and dtype, on its device. Who changes them calls this again.
+            policy_version: of theirs.
+            timeout_s: time limit, in seconds.
+        Raises: EngineError if they are not this model's.
+        """
+
+        def share() -> None:
+            self._transformers.share(weights, policy_version)
+            self.policy_version, self._is_asleep = policy_version, False
+
+        self._call(share, until=time.monotonic() + timeout_s, what="sharing weights")
 
 
 class _TransformersCore:
@@ -44,6 +62,7 @@ class _TransformersCore:
         self._dtype = options.dtype
         self._max_num_seqs = options.max_num_seqs
         self._device = torch.device(options.device)
+        self._shares_weights = options.shares_weights
         self._staging = StagingArea(device=self._device)
         self.identities: tuple[str, ...] = ()
         self._eos_token_ids: frozenset[int] = frozenset()
@@ -62,8 +81,9 @@ class _TransformersCore:
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, self._dtype))
         self._model: Any = model.to(self._device).eval().requires_grad_(False)
         self._parameters: dict[str, torch.nn.Parameter] = dict(self._model.named_parameters())
-        for each in self._parameters.values():  # else a map of a file, whose alignment changes how products round
-            each.data = each.data.clone()
+        if not self._shares_weights:
+            for each in self._parameters.values():  # else a map of a file, whose alignment changes how products round
+                each.data = each.data.clone()
         differ = self._parameters.keys() ^ self._expected.entries.keys()
         if differ:
             names = ", ".join(sorted(differ)[:3])
@@ -161,10 +181,7 @@ class _TransformersCore:
         for each in self._parameters.values():
             each.data = each.data.new_empty(0)
         self._staging.release()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        else:
-            return_freed_memory()
+        return_freed_memory(self._device)
         return []
 
     def wake(self) -> None:
@@ -181,6 +198,24 @@ class _TransformersCore:
             self._batch.clear_cache()
         self.policy_version = policy_version
         return []
+
+    def share(self, weights: Mapping[str, torch.Tensor], policy_version: int) -> None:
+        """See `TransformersEngine.share_weights`."""
+        own = self._parameters
+        differ = [
+            *sorted(own.keys() ^ weights.keys()),
+            *(name for name in own if name in weights and not self._is_of(own[name], weights[name])),
+        ]
+        if differ:
+            raise EngineError(f"{len(differ)} of the weights are not this engine's in {self._dtype}: {differ[0]}")
+        for name, each in own.items():
+            each.data = weights[name]
+        self.policy_version = policy_version
+
+    def _is_of(self, own: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Return True if a weight can be in this parameter's place, which has no size while it is asleep."""
+        is_like = weight.dtype == own.dtype and weight.device == own.device
+        return is_like and (own.shape == weight.shape or not own.numel())
 
     def close(self) -> None:
         self._staging.close()

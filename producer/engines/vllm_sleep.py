@@ -33,7 +33,7 @@ class WorkerSleep:
         self._emptied = [(each, each.nbytes()) for each in self._storages()]
         for storage, _ in self._emptied:
             storage.resize_(0)
-        return_freed_memory()
+        return_freed_memory(self._worker.device)
 
     def wake(self) -> None:
         """Allocate weights and cache again."""

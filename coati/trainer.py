@@ -86,7 +86,7 @@ class Trainer(TrainerClient):
 
         Raises: TransferError; RunError if bytes or log-probabilities differ.
         """
-        self._need("weights")
+        self.need("weights")
         begin = time.perf_counter()
         sent = self._push("", "") if engine.follows is self else self._send(engine, timeout_s)
         probe = self.probe[: engine.max_tokens - 1] or [0, 0]
@@ -100,7 +100,7 @@ class Trainer(TrainerClient):
 
     def live_weights(self) -> dict[str, Tensor]:
         """Return the weights of the only rank, not copied. Raises: RunError if they are not on the device."""
-        self._need("weights")
+        self.need("weights")
         weights: dict[str, Tensor] = self.each("live_weights")[0]
         return weights
 

@@ -1,10 +1,12 @@
 """List the tensors that a rank holds of a model between two steps, by what they are for."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, UntypedStorage
+
+from coati_rl.protocols import Role
 
 if TYPE_CHECKING:
     from consumer.role_models import RoleModel
@@ -24,6 +26,14 @@ def optimizer_tensors_of(model: "RoleModel") -> Iterator[Tensor]:
     yield from (each for each in masters if storage_of(each)._cdata not in weights)
     for state in model.torch_optimizer.state.values():
         yield from (each for each in state.values() if isinstance(each, Tensor))
+
+
+def parts_of(models: Mapping[Role, "RoleModel"]) -> dict[str, Callable[[], Iterator[Tensor]]]:
+    """Return what yields the tensors of all models, by part."""
+    return {
+        "weights": lambda: chain.from_iterable(map(weights_of, models.values())),
+        "optimizer": lambda: chain.from_iterable(map(optimizer_tensors_of, models.values())),
+    }
 
 
 def storage_of(tensor: Tensor) -> UntypedStorage:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
 
@@ -16,28 +15,28 @@ from coati_rl.config.training import TrainingConfig
 from coati_rl.coordinator.settings import selection_settings
 from coati_rl.data.dataset_source import DatasetSettings, batches_of, denominator, slice_batches
 from coati_rl.data.sample_selection import SampleSelection
-from coati_rl.errors import ConfigError, RunError
+from coati_rl.errors import ConfigError
 from coati_rl.members import Members
 from coati_rl.protocols import Role
 from coati_rl.samples import RaggedBatch, Sample
+from consumer.resident_client import PARTS, ResidentClient
 
-Part = Literal["weights", "optimizer"]
-PARTS: tuple[Part, ...] = ("weights", "optimizer")
 _OF_A_STEP = {"adam_betas", "adam_eps", "weight_decay", "max_grad_norm"}
-_LOAD = "trainer.load(directory)"
 MAX_PROBE_TOKENS = 256  # of the sample whose log-probabilities verify weights that were sent
 
 
-class TrainerClient:
+class TrainerClient(ResidentClient):
     """Share samples out to ranks, each a `TrainerRank` with its models."""
+
+    after_meta = "trainer.load(directory)"
 
     def __init__(self, config: TrainingConfig, tokenizer: Any, members: Members) -> None:
         """Use ranks that have built the models of these settings."""
-        self.tokenizer, self.members = tokenizer, members
+        super().__init__(members)
+        self.tokenizer = tokenizer
         self.step = 0  # optimizer steps taken
         self.probe: list[int] = []  # tokens of a sample that was trained last
         self.config = config
-        self._absent: dict[str, str] = {}  # parts that are not on the device, and what brings them back
         self._sizes = self._batch_settings()
         self._begin_step()
 
@@ -60,7 +59,7 @@ class TrainerClient:
         Returns: the loss's metrics, means over these samples; none where the loss needs all of the step's first.
         Raises: RunError if a sample is too long for --max-tokens-per-microbatch.
         """
-        self._need("weights")
+        self.need("weights")
         is_alone = self._sizes.unit == 1  # else the loss compares it with others, which stay
         samples = [self._weighed(sample) for sample in samples if sample.num_loss_tokens or not is_alone]
         if not samples:
@@ -91,7 +90,7 @@ class TrainerClient:
         Returns: grad_norm, learning_rate, and the loss's metrics over all samples of the step.
         Raises: ConfigError for another change; EngineError if the gradient is not finite.
         """
-        self._need(*PARTS)
+        self.need(*PARTS)
         if unknown := changes.keys() - _OF_A_STEP:
             raise ConfigError(f"optim_step({min(unknown)}=...): a step has {', '.join(sorted(_OF_A_STEP))}")
         mean = 1 / self._denominator if self._denominator else 0.0
@@ -109,7 +108,7 @@ class TrainerClient:
             samples: at the temperature of each.
             model: "policy", or another that the loss has, such as "reference".
         """
-        self._need("weights")
+        self.need("weights")
         weighed = [self._weighed(sample) for sample in samples]
         settings = replace(self._sizes, batch_size=max(len(weighed), 1))
         scores = list[np.ndarray]()
@@ -121,7 +120,7 @@ class TrainerClient:
 
     def save(self, directory: str | Path) -> None:
         """Write a Hugging Face checkpoint with the optimizer's state; it appears complete or not at all."""
-        self._need(*PARTS)
+        self.need(*PARTS)
         self.each("save", Path(directory).absolute(), self.step)
 
     def load(self, directory: str | Path) -> None:
@@ -130,55 +129,6 @@ class TrainerClient:
         self._absent = {}
         self.step = int(load_state(Path(directory))["step"])
         self._begin_step()
-
-    def cpu(self, *parts: Part) -> None:
-        """Take parts of the models off the device between two steps, for an engine there; none are named: all parts.
-
-        They are kept in pinned host memory; on a machine without a GPU in a file without a name, in $TMPDIR.
-
-        Args:
-            parts: "weights" of all models; "optimizer": float32 masters beside bfloat16 weights, and Adam's moments.
-        Raises: RunError if there is no room for them.
-        """
-        self._check(parts)
-        self.each("cpu", parts or PARTS)
-        self._absent |= dict.fromkeys(parts or PARTS, "trainer.cuda()")
-
-    def cuda(self, *parts: Part) -> None:
-        """Bring these parts back to the device, bit for bit; none are named: all parts."""
-        self._check(parts)
-        if lost := [part for part in parts or PARTS if self._absent.get(part, "") == _LOAD]:
-            raise RunError(f"the trainer's {lost[0]} were dropped by meta(): {_LOAD}")
-        self.each("cuda", parts or PARTS)
-        self._absent = {part: how for part, how in self._absent.items() if part not in (parts or PARTS)}
-
-    def meta(self) -> None:
-        """Drop the models, on the device and on the host; `load` goes on from a checkpoint."""
-        self.each("meta")
-        self._absent = dict.fromkeys(PARTS, _LOAD)
-
-    def _check(self, parts: Sequence[str]) -> None:
-        if unknown := [part for part in parts if part not in PARTS]:
-            raise ConfigError(f'a trainer has {" and ".join(PARTS)}, and no "{unknown[0]}"')
-
-    def _need(self, *parts: str) -> None:
-        """Raise RunError unless these parts are on the device."""
-        if absent := [part for part in parts if part in self._absent]:
-            raise RunError(f"the trainer's {absent[0]} are not on its device: {self._absent[absent[0]]}")
-
-    def close(self) -> None:
-        """Release the models."""
-        self.each("close")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def each(self, method: str, *arguments: Any) -> list[Any]:
-        """Call all ranks with the same arguments. Returns: the result of each."""
-        return self.members.call(method, [arguments] * self.members.size)
 
     def _dp_rank(self, rank: int) -> int:
         return rank * self.config.dp // self.members.size

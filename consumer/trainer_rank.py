@@ -1,7 +1,5 @@
 """Hold one rank of a trainer: models, objective and optimizer, and its part in sending the weights."""
 
-import socket
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,61 +17,28 @@ from coati_rl.config.training import TrainingConfig
 from coati_rl.data.packing import build_mini_batch, probe_micro_batch
 from coati_rl.processes.freed_memory import return_freed_memory
 from coati_rl.protocols import Role
-from coati_rl.runtime.address import own_address
 from coati_rl.samples import RaggedBatch
-from coati_rl.transport.manifest import WeightManifest
-from coati_rl.transport.rendezvous import Rendezvous
-from coati_rl.types import Device
 from consumer.backend import Backend, make_backend
 from consumer.backend_config import ModelSource
 from consumer.evaluation import score_samples
 from consumer.jobs import offline, rl
 from consumer.jobs.job import backend_config, policy_source, start_model
+from consumer.joined_rank import TIMEOUT_S, JoinedRank
+from consumer.model_tensors import parts_of
 from consumer.objectives.objective import Objective
 from consumer.objectives.run_objective import policy_gradient
 from consumer.optim.learning_rate import LearningRate
-from consumer.parallel.process_group import StoreLocation, init_process_group, open_listener, private_store_location
 from consumer.parallel.single_process import SingleProcess
 from consumer.residence import Residence
 from consumer.train_step import TrainStep
-from consumer.weight_sync.publisher import iterate_to_end
-from consumer.weight_sync.rank_role import make_manifest, make_sender
-
-TIMEOUT_S = 600.0  # of a collective
+from consumer.weight_sync.rank_role import make_sender
+from consumer.weight_sync.rank_sender import RankSender
 
 
-class TrainerRank:
+class TrainerRank(JoinedRank):
     """Train on this rank's share of samples; methods are collective over the ranks."""
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        """Hold no model yet. `device`: of a process that has an engine, too; None until `join`."""
-        self._device, self._shares_process = device, device is not None
-        self._listener: socket.socket | None = None
-        self._is_built = False
-        self._group: tuple[int, ...] = ()  # of the open transfer group: the engines' number and their ranks
-        self._invited: tuple[list[str], list[str]] = ([], [])  # engines and senders, as JSON
-
-    def open_rendezvous(self, rank: int, cluster: TrainingConfig) -> StoreLocation | None:
-        """Create the store through which the ranks find each other; on the first one only."""
-        if rank > 0:
-            return None
-        if not cluster.cluster.master_address:
-            return private_store_location("127.0.0.1")
-        self._listener = open_listener(own_address(cluster))
-        address, port = self._listener.getsockname()[:2]
-        return StoreLocation(address=address, port=int(port))
-
-    def join(self, rank: int, size: int, where: StoreLocation, seed: int, device: Device) -> None:
-        """Join the other ranks' process group."""
-        self._device = init_process_group(
-            rank=rank,
-            world_size=size,
-            rendezvous=where,
-            listener=self._listener,
-            timeout_s=TIMEOUT_S,
-            seed=seed,
-            device=device,
-        )
+    _is_built = False
 
     def build(self, config: TrainingConfig, own: Objective | None, address: str) -> None:
         """Load the models.
@@ -83,30 +48,10 @@ class TrainerRank:
             own: objective in place of the config's.
             address: of the first rank, as engines reach it; empty: all are on this machine.
         """
-        self._config, self._own = config, own
-        self._dtype = resolve_dtype(config, self._kind)
+        self._config, self._own, self._address = config, own, address
+        self._dtype = resolve_dtype(config, self.kind)
         torch.manual_seed(config.run.seed)
         self._load(Path(config.model.model))
-        sync = config.sync if isinstance(config, Config) else SyncConfig()
-        self._sender = make_sender(
-            self._backend,
-            sync.weight_transport,
-            gpu_memory_utilization=config.parallel.gpu_memory_utilization if isinstance(config, Config) else 1.0,
-            host=address or "127.0.0.1",
-            is_one_node=not address,
-            directory=None,
-            shares_process=self._shares_process,
-        )
-
-    @property
-    def _kind(self) -> Device:
-        return "cuda" if self._own_device.type == "cuda" else "cpu"
-
-    @property
-    def _own_device(self) -> torch.device:
-        if self._device is None:
-            raise ValueError("this rank has not joined the others")
-        return self._device
 
     def _load(self, directory: Path) -> None:
         config, models = self._config, dict[Role, ModelSource]()
@@ -122,14 +67,25 @@ class TrainerRank:
             objective, models = policy_gradient(config), rl.models(config, directory)
         settings = backend_config(config, models, dtype=self._dtype)
         self._backend = (
-            make_backend(settings, device=self._own_device, timeout_s=TIMEOUT_S)
+            make_backend(settings, device=self.device, timeout_s=TIMEOUT_S)
             if dist.is_initialized()
-            else Backend(settings, SingleProcess(device=self._own_device))
+            else Backend(settings, SingleProcess(device=self.device))
         )
-        self._residence = Residence(self._backend)
+        self._residence = Residence(self.device, parts_of(self._backend.models))
         self._objective = objective
         peak = LearningRate(peak=config.optimizer.learning_rate)
         self._train_step = TrainStep(self._backend, objective, learning_rate=peak)
+        sync = config.sync if isinstance(config, Config) else SyncConfig()
+        sender = make_sender(
+            self._backend,
+            sync.weight_transport,
+            gpu_memory_utilization=config.parallel.gpu_memory_utilization if isinstance(config, Config) else 1.0,
+            host=self._address or "127.0.0.1",
+            is_one_node=not self._address,
+            directory=None,
+            shares_process=self.shares_process,
+        )
+        self._sender = RankSender(self._backend, sender)
         self._is_built = True
 
     def unit(self) -> int:
@@ -159,35 +115,12 @@ class TrainerRank:
         return [each[0][0].float().cpu().numpy() for each in scores if each]
 
     def open(self, number: int, sizes: Sequence[int], policy_version: int) -> tuple[str, list[str], list[str]] | None:
-        """Invite engines and the other senders, unless they are in the group of the last transfer.
-
-        Args:
-            number: of the engines' client in its program.
-            sizes: ranks of each engine.
-            policy_version: of the weights to be sent.
-        Returns: on the first rank, as JSON: the manifest, the engines' invitations, and the senders', if they are new.
-        """
-        layout = self._backend.layout
-        if layout.sender != 0:
-            return None
-        if self._group != (number, *sizes) or not self._sender.is_open:
-            engines = self._sender.open(sizes, num_senders=layout.num_senders)
-            self._invited = [e.to_json() for e in engines], [s.to_json() for s in self._sender.sender_invitations]
-            self._group, invited = (number, *sizes), self._invited
-        else:
-            invited = self._invited[0], []
-        return make_manifest(self._backend, policy_version).to_json(), *invited
+        """See `RankSender.open`."""
+        return self._sender.open(number, sizes, policy_version)
 
     def send(self, manifest: str, senders: Sequence[str], timeout_s: float) -> str:
-        """Send this rank's weights to the engines that were invited. Returns: the digest; empty if it sends none."""
-        number, weights = self._backend.layout.sender, self._backend.export_weights()
-        if number is None:
-            deque(weights, maxlen=0)  # others gather its part
-            return ""
-        with iterate_to_end(weights):
-            if number > 0 and senders:
-                self._sender.join(Rendezvous.from_json(senders[number - 1]))
-            return self._sender.send(WeightManifest.from_json(manifest), weights, timeout_s=timeout_s)
+        """See `RankSender.send`."""
+        return self._sender.send(manifest, senders, timeout_s)
 
     def save(self, directory: Path, step: int) -> None:
         """Write a checkpoint."""
@@ -211,18 +144,18 @@ class TrainerRank:
         self._residence.unpark(parts)
 
     def meta(self) -> None:
-        """Drop the models; `load` builds others."""
-        self._sender.close()
+        """Leave the engines, and drop the models; `load` builds others."""
         if self._is_built:
+            self._sender.close()
             self._backend.close()
-            del self._backend, self._train_step, self._residence
+            del self._sender, self._backend, self._train_step, self._residence
             self._is_built = False
-            return_freed_memory(self._own_device)
+            return_freed_memory(self.device)
 
     def live_weights(self) -> dict[str, torch.Tensor]:
         """Return the policy's weights by name, not copied, for an engine of this process."""
         return {name: weight.detach() for name, weight in self._backend.policy.parameters.local.items()}
 
     def close(self) -> None:
-        """Leave the engines, and end the layout's process groups."""
+        """End the layout's process groups."""
         self.meta()

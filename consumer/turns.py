@@ -15,7 +15,7 @@ from torch import Tensor
 from coati_rl.errors import CoatiError
 from coati_rl.protocols import WeightReceiver
 from coati_rl.work import HandOverWork
-from consumer.model_tensors import optimizer_tensors_of, weights_of
+from consumer.model_tensors import parts_of
 from consumer.parking import Parking
 
 if TYPE_CHECKING:
@@ -83,6 +83,5 @@ class TrainersTurn:
                 list(pool.map(sleep, work.members))
 
     def _tensors(self) -> Iterator[Tensor]:
-        for model in self._backend.models.values():
-            yield from weights_of(model)
-            yield from optimizer_tensors_of(model)
+        for tensors in parts_of(self._backend.models).values():
+            yield from tensors()

@@ -20,11 +20,11 @@ from coati_rl.config.update_rules import stages_on_gpu
 from coati_rl.data.packing import probe_micro_batch
 from coati_rl.protocols import SyncReports, WeightReceiver
 from coati_rl.transport.choice import WeightTransport, choose_backend
-from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.wire import WeightSender
 from coati_rl.work import SyncWork
 from consumer.train_loop import Publish
 from consumer.weight_sync.publisher import StageSender, WeightPublisher, Weights
+from consumer.weight_sync.rank_sender import Exporter, make_manifest
 
 if TYPE_CHECKING:
     from consumer.backend import Backend
@@ -86,7 +86,7 @@ def publishing(
 
 
 def make_sender(
-    backend: "Backend",
+    backend: Exporter,
     transport: WeightTransport,
     *,
     gpu_memory_utilization: float,
@@ -98,7 +98,7 @@ def make_sender(
     """Return this rank's end of weight transfers.
 
     Args:
-        backend: holds the weights.
+        backend: exports the weights.
         transport: `--weight-transport`.
         gpu_memory_utilization: the share of a GPU that engines take.
         host: this process's address, as engines and other trainers reach it.
@@ -171,11 +171,6 @@ def _score_probe(backend: "Backend", work: SyncWork, reports: SyncReports, *, in
     if backend.layout.is_reporter:
         logprobs, *reference = (each[0][0].float().cpu().numpy() for each in (scores, references) if each)
         reports.report_probe(work.policy_version, logprobs, *reference)
-
-
-def make_manifest(backend: "Backend", version: int) -> WeightManifest:
-    """Return the manifest of what all pipeline stages send, in Hugging Face order."""
-    return WeightManifest(policy_version=version, entries=backend.weight_entries(), base=backend.base_identity())
 
 
 def _exhaust(weights: Weights) -> None:

@@ -25,7 +25,7 @@ from consumer.optim.learning_rate import LearningRate
 from consumer.parking import Parking
 from consumer.train_step import TrainStep
 from consumer.turns import tensors_of
-from consumer.weight_sync.rank_role import make_manifest
+from consumer.weight_sync.rank_sender import make_manifest
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN
 from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
 from tests.integration.consumer.trainer import make_trainer, whole_tensors

@@ -19,7 +19,7 @@ from coati_rl.model_files.adapter_files import AdapterSpec
 from consumer.adapters.adapters import AdapterSource
 from consumer.backend import Backend
 from consumer.parallel.single_process import SingleProcess
-from consumer.weight_sync.rank_role import make_manifest
+from consumer.weight_sync.rank_sender import make_manifest
 from tests.backends import backend_config
 from tests.integration.engines.engine_process import hosted_engine
 from tests.integration.engines.harness import MAX_MODEL_LEN, TIMEOUT_S, Harness, request

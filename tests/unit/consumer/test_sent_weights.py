@@ -12,7 +12,7 @@ from coati_rl.transport.manifest import WeightManifest
 from consumer.adapters.adapters import AdapterSource
 from consumer.backend import Backend
 from consumer.parallel.single_process import SingleProcess
-from consumer.weight_sync.rank_role import make_manifest
+from consumer.weight_sync.rank_sender import make_manifest
 from producer.engines.checkpoint import check_manifest, expect_update
 from tests.backends import backend_config
 

@@ -99,7 +99,7 @@ def test_the_optimizer_leaves_the_device_and_weights_stay(model_dir):
         assert bytes_on_device(moments) == bytes_on_device(masters) == 0
         assert all(np.array_equal(one, other) for one, other in zip(scores, trainer.score(samples), strict=True))
         trainer.forward_backward(samples)
-        with pytest.raises(RunError, match=r"the trainer's optimizer are not on its device: trainer.cuda\(\)"):
+        with pytest.raises(RunError, match=r"the trainer's optimizer must be on its device: trainer.cuda\(\)"):
             trainer.optim_step()
         trainer.cuda("optimizer")
         trainer.optim_step(1e-2)
@@ -125,7 +125,7 @@ def test_calls_that_need_what_is_parked_are_refused(model_dir, tmp_path):
             lambda: trainer.push_to(engine),
             lambda: trainer.save(tmp_path / "other"),
         ):
-            with pytest.raises(RunError, match="the trainer's weights are not on its device"):
+            with pytest.raises(RunError, match="the trainer's weights must be on its device"):
                 call()
         with pytest.raises(ConfigError, match='a trainer has weights and optimizer, and no "kv_cache"'):
             trainer.cuda("kv_cache")
@@ -156,7 +156,7 @@ def test_an_engine_of_a_trainer_reads_its_weights_where_they_are(model_dir, tmp_
                 assert pushed.digest == ""
         trainer.save(tmp_path / "saved")
         trainer.cpu()
-        with pytest.raises(RunError, match="the trainer's weights are not on its device"):
+        with pytest.raises(RunError, match="the trainer's weights must be on its device"):
             engine.generate(PROMPTS)
         trainer.cuda()
         samples, _ = samples_of(engine)

@@ -10,22 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coati.engine import Engine
+    from coati.module_trainer import ModuleTrainer
+    from coati.push import Push
     from coati.ray_cluster import cluster
     from coati.samples import advantages, group_samples, rows
-    from coati.trainer import Push, Trainer
+    from coati.trainer import Trainer
     from coati_rl.samples import Sample
+    from consumer.own_module import Split
     from producer.engine_client import Completion
     from rewards.registry import get_reward as reward
 
 __all__ = [
-    "Completion", "Engine", "Push", "Sample", "Trainer", "advantages", "cluster", "group_samples", "reward", "rows",
+    "Completion", "Engine", "ModuleTrainer", "Push", "Sample", "Split", "Trainer", "advantages", "cluster",
+    "group_samples", "reward", "rows",
 ]  # fmt: skip
 
 _HOMES = {
     "Completion": "producer.engine_client",
     "Engine": "coati.engine",
-    "Push": "coati.trainer",
+    "ModuleTrainer": "coati.module_trainer",
+    "Push": "coati.push",
     "Sample": "coati_rl.samples",
+    "Split": "consumer.own_module",
     "Trainer": "coati.trainer",
     "cluster": "coati.ray_cluster",
     "reward": "rewards.registry",

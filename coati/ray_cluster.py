@@ -18,6 +18,7 @@ from coati_rl.members import Members
 from coati_rl.processes.ray_environment import prepare_ray_environment
 from coati_rl.types import Device
 from consumer.environment import trainer_environment
+from consumer.joined_rank import JoinedRank
 from consumer.trainer_rank import TrainerRank
 from producer.engine_member import EngineMember
 from producer.engines import engine_environment
@@ -49,10 +50,10 @@ class Cluster:
             "engine", self._engine_places, EngineMember, (config, self.device), config=config, environment=environment
         )
 
-    def trainers(self, config: TrainingConfig) -> Members:
+    def trainers(self, config: TrainingConfig, rank: type[JoinedRank] = TrainerRank) -> Members:
         """Make a rank in each of the trainers' places, all in one process group; they hold no model yet."""
         environment = trainer_environment(self._config, self.device)
-        ranks = self._members("trainer", self._places.trainers, TrainerRank, (), config=config, environment=environment)
+        ranks = self._members("trainer", self._places.trainers, rank, (), config=config, environment=environment)
         size = ranks.size
         where = ranks.call("open_rendezvous", [(rank, self._config) for rank in range(size)])[0]
         self.address = where.address if self._config.cluster.master_address else ""

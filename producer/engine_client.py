@@ -69,6 +69,7 @@ class EngineClient:
         self.number = next(_CLIENTS)  # among those of this program
         self._config = config
         self._numbers, self._num_samples = count(), 0
+        self.last_tokens: list[int] = []  # a prompt that was answered last, with an answer
         self.is_asleep = False
         self._wake: Callable[[], Any] | None = None  # of an update that was staged while it slept
 
@@ -107,7 +108,10 @@ class EngineClient:
         size = self.members.size
         shares = [(requests[place::size], timeout_s) for place in range(size)]
         answers = self.members.call("generate", shares)
-        return [_completions(request, answers[index % size][index // size]) for index, request in enumerate(requests)]
+        found = [_completions(request, answers[index % size][index // size]) for index, request in enumerate(requests)]
+        if found:
+            self.last_tokens = [*map(int, (*found[0][0].prompt_ids, *found[0][0].token_ids))]
+        return found
 
     def begin_staging(self, manifest: str, invitations: Sequence[str], timeout_s: float) -> Callable[[], list[Any]]:
         """Receive an update beside the serving weights. Returns: a function that waits for the engines' digests."""

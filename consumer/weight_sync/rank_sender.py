@@ -16,8 +16,11 @@ from consumer.weight_sync.publisher import iterate_to_end
 class Exporter(Protocol):
     """Declare what is sent of a model; `Backend` has it."""
 
-    device: torch.device
     layout: Layout
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the weights."""
 
     def weight_entries(self) -> tuple[TensorEntry, ...]:
         """Return the entries of all tensors that all senders export, in order."""

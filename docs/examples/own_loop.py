@@ -17,6 +17,7 @@ parser.add_argument("directory", type=Path)
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--backend", default="transformers")
 parser.add_argument("--cluster", action="store_true")
+parser.add_argument("--colocate", action="store_true", help="engines and trainers on the same devices, in turns")
 parser.add_argument("--tensor-parallel", action="store_true", help="over two ranks, in place of data parallel")
 
 
@@ -33,9 +34,10 @@ if __name__ == "__main__":
     args = parser.parse_args()
     train, held_out = read(args.directory / "train.jsonl"), read(args.directory / "eval.jsonl")[:64]
     reward = coati.reward("boxed")
-    with coati.cluster(trainers=2, engines=1) if args.cluster else contextlib.nullcontext() as on:
+    shared = {"colocate": args.colocate}
+    with coati.cluster(trainers=2, engines=1, **shared) if args.cluster else contextlib.nullcontext() as on:
         limits = {"max_prompt_tokens": 64, "max_new_tokens": 32}
-        engine = coati.Engine(args.directory, on=on, backend=args.backend, **limits)
+        engine = coati.Engine(args.directory, on=on, backend=args.backend, **limits, **shared)
         layout = {"tensor_parallel_size": 2} if args.tensor_parallel else {}
         flags = {"kl_coeff": 0.0, "train_microbatch_size": 64, **limits, **layout}
         trainer = coati.Trainer(args.directory, loss="grpo", on=on, **flags)
@@ -47,11 +49,17 @@ if __name__ == "__main__":
                 scores = [reward(one.text, row["gt_answer"]).reward for one in group]
                 samples += coati.group_samples(group, scores)
                 rewards += scores
+            if args.colocate:
+                engine.sleep(), trainer.cuda()
             trainer.forward_backward(samples)
             trainer.optim_step(lr=5e-4)
             push = trainer.push_to(engine)
+            if args.colocate:
+                trainer.cpu()
+                push = engine.wake()
             mean = sum(rewards) / len(rewards)
             print(f"step {step + 1} reward {mean:.3f} gap {push.gap:.1e} push {push.seconds:.2f} s", flush=True)
         print(f"held-out accuracy {before:.3f} -> {accuracy(engine, held_out):.3f}")
+        trainer.cuda()
         trainer.save("own-loop-checkpoint")
         trainer.close(), engine.close()

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
@@ -93,6 +95,57 @@ def test_actors_of_ray_take_the_same_steps(of_one_process: str, tiny: Path, tmp_
     output = run(str(EXAMPLES / "own_loop.py"), str(tiny), "--steps", str(NUM_STEPS), "--cluster", cwd=tmp_path)
     assert accuracies(output) == pytest.approx(accuracies(of_one_process), abs=0.05)
     assert len(lines_of(output)) == NUM_STEPS
+
+
+@pytest.mark.parametrize("where", [(), ("--cluster",)], ids=["one process", "Ray"])
+def test_in_turns_on_one_device_the_steps_are_the_same(
+    where: tuple[str, ...], of_one_process: str, tiny: Path, tmp_path: Path
+) -> None:
+    loop = (str(EXAMPLES / "own_loop.py"), str(tiny), "--steps", str(NUM_STEPS), *where)
+    apart = run(*loop, cwd=tmp_path) if where else of_one_process
+    in_turns = run(*loop, "--colocate", cwd=tmp_path)
+    assert lines_of(in_turns) == lines_of(apart)
+    assert accuracies(in_turns) == accuracies(apart)
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a directory of a random Qwen2, which is unlikely to end an answer before its limit."""
+    directory = tmp_path_factory.mktemp("rlite") / "qwen2"
+    end = "<|endoftext|>"
+    words = [end, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(f"w{number}" for number in range(3839))]
+    tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end)
+    made.save_pretrained(directory)
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 4096}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Qwen2Config(vocab_size=len(words), eos_token_id=0, pad_token_id=0, bos_token_id=None, **sizes, **heads)
+    Qwen2ForCausalLM(config).save_pretrained(directory)
+    return directory.parent
+
+
+AFTER = """
+(answer,) = vllm_engine.generate(["Hello, world!"], seed=1)[0].outputs
+print("answer", answer.token_ids)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rlite_s_tutorial_runs_and_the_engine_answers_by_what_was_learned(qwen2: Path, ranks: int) -> None:
+    tutorial = (EXAMPLES / "rlite_tutorial.py").read_text().replace("lr=1e-5", "lr=1e-1")
+    places = {"rlite.init()": f"rlite.init(trainers={ranks}, engines=1)", "size=1, colo": f"size={ranks}, colo"}
+    for old, new in places.items() if ranks > 1 else ():
+        assert old in tutorial
+        tutorial = tutorial.replace(old, new)
+    before = tutorial[: tutorial.index("vllm_engine.meta()")]
+    found = []
+    for text in (before, tutorial):
+        (qwen2 / "program.py").write_text(text + AFTER)
+        found.append(re.findall(r"answer \[.*\]", run("program.py", cwd=qwen2)))
+    assert [len(each) for each in found] == [1, 1]
+    assert found[0] != found[1]
 
 
 def test_vllm_serves_what_is_pushed(tiny: Path, tmp_path: Path) -> None:

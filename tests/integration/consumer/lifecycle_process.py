@@ -22,9 +22,9 @@ from consumer.backend import Backend
 from consumer.models.weight_history import WeightHistory
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
+from consumer.model_tensors import parts_of
 from consumer.parking import Parking
 from consumer.train_step import TrainStep
-from consumer.turns import tensors_of
 from consumer.weight_sync.rank_sender import make_manifest
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN
 from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
@@ -196,7 +196,7 @@ def resume(
 def give_up_memory(backend: Backend, directory: Path) -> None:
     """As between two turns of the trainers."""
     parking = Parking(device=backend.device, directory=directory)
-    parking.park(each for model in backend.models.values() for each in tensors_of(model))
+    parking.park(each for tensors in parts_of(backend.models).values() for each in tensors())
     # Frozen models may be maps of files, which cost nothing.
     trained = {n: getattr(each, "_local_tensor", each) for n, each in backend.policy.module.named_parameters()}
     masters = {f"master of {name}": each for name, each in backend.policy.masters().items()}

@@ -11,7 +11,7 @@ Row = dict[str, Any]
 def read_rows(path: Path) -> list[Row]:
     """Read a JSON Lines file. Raises: SystemExit with a message for a missing or invalid one."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").strip("\n").split("\n")  # a text may hold other line ends
     except OSError as error:
         raise SystemExit(f"{path}: cannot be read ({error.strerror}); give the folder of a run") from error
     rows = []

@@ -30,7 +30,7 @@ class ParallelConfig(TrainersConfig):
     colocate: bool = execution(
         False,
         "Producers and trainers take turns on the same devices: engines give up their memory while the trainers train, "
-        "and trainers theirs while prompts are answered. With -nb 0.",
+        "and trainers theirs while prompts are answered.",
     )
     gpu_memory_utilization: float = execution(
         0.85,

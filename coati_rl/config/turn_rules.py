@@ -7,12 +7,10 @@ from coati_rl.config.config import Config
 
 def turn_problems(config: Config) -> Iterator[str]:
     """Why producers and trainers cannot take turns like this, each with a remedy."""
-    parallel, sync = config.parallel, config.sync
+    parallel = config.parallel
     if not parallel.colocate:
         return
-    if sync.n_behind:
-        yield f"--colocate with -nb {sync.n_behind}: nothing is generated while the trainers train; use -nb 0"
-    if sync.inflight_update:
+    if config.sync.inflight_update:
         yield "--colocate with --inflight-update: no request runs when weights change; leave it out"
     engines, width = parallel.num_inferencer, parallel.producer_tensor_parallel_size
     if engines * width > parallel.num_trainers:
@@ -21,5 +19,3 @@ def turn_problems(config: Config) -> Iterator[str]:
             f"devices, and {engines * width} are more than {parallel.num_trainers}; use -i "
             f"{max(1, parallel.num_trainers // width)}, or -t {engines * width}"
         )
-    if config.lora.lora_sync == "adapter":
-        yield "--colocate with --lora-sync adapter: engines give up the base with their turn; use --lora-sync merged"

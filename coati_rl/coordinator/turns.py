@@ -51,9 +51,9 @@ class Turns:
 
     def is_trained(self, *, is_over: bool) -> bool:
         """Return True if the trainers have nothing left to do in their turn, and the run goes on."""
-        if is_over:
-            return self._evaluation.is_running or self._members.is_committing
-        return self._evaluation.is_running or self._is_for_weights or not self._flow.has_mini_batch
+        if self._evaluation.is_running or self._members.is_committing:  # engines have staged what they wait for
+            return True
+        return not is_over and (self._is_for_weights or not self._flow.has_mini_batch)
 
     def may_send(self, *, is_due: bool, is_over: bool) -> bool:
         """Return True if weights may be sent: commits wait for the end of the trainers' turn, so only one sync fits."""

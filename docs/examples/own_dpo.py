@@ -8,7 +8,7 @@ from pathlib import Path
 import coati
 
 model, data, output = sys.argv[1:]
-rows = [json.loads(line) for line in Path(data).read_text().splitlines()]
+rows = [json.loads(line) for line in Path(data).read_text().split("\n") if line]
 
 with coati.Trainer(model, loss="dpo", beta=0.1, max_length=128, train_microbatch_size=8) as trainer:
     samples = coati.rows(trainer, rows)  # {"prompt", "chosen", "rejected"}: two samples of each

@@ -22,7 +22,7 @@ parser.add_argument("--tensor-parallel", action="store_true", help="over two ran
 
 
 def read(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
 
 
 def accuracy(engine, rows):

@@ -8,7 +8,7 @@ from pathlib import Path
 import coati
 
 model, data, output = sys.argv[1:]
-rows = [json.loads(line) for line in Path(data).read_text().splitlines()]
+rows = [json.loads(line) for line in Path(data).read_text().split("\n") if line]
 
 with coati.Trainer(model, loss="sft", max_length=128, train_microbatch_size=16) as trainer:
     samples = coati.rows(trainer, rows)  # {"messages": [...]}, {"prompt", "completion"} or {"text"}

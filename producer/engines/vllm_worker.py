@@ -46,7 +46,7 @@ class StagingWorkerExtension:
         Returns: this process's id.
         """
         self.coati_adapter = WorkerAdapter.prepared(adapter, self.model_runner.lora_manager) if adapter else None
-        self.coati_sleeping = WorkerSleep(self)
+        self.coati_sleeping = WorkerSleep(self, keeps_weights=self.coati_adapter is not None)
         self.coati_staging = StagingArea(device=self.device, tensor_parallel_rank=self.rank)
         # It warns of layers without new weights, such as rotary embeddings; names are checked before the transfer.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)

@@ -114,7 +114,7 @@ def run_ours(bench: Bench, workload: Workload) -> Figures:
         samples = (json.loads(line) for file in rollouts.iterdir() for line in file.open(encoding="utf-8"))
         first, last = workload.counted
         counted = [sample for sample in samples if first < sample["step"] <= last]
-        records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+        records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").split("\n")[:-1]]
     ends_s = {record["step"]: record["time_s"] for record in records}
     (steps_before, before), (steps_after, after) = used
     seen = (steps_after - steps_before) * bench.prompts_per_step * bench.group_size

@@ -88,7 +88,7 @@ class Reward:
 
 def read_prompts(path: Path) -> Dataset:
     """Read prompts as conversations with TRL's column names."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
     return Dataset.from_list([{"prompt": [row["messages"]], "gt_answer": row["gt_answer"]} for row in rows])
 
 

@@ -176,7 +176,7 @@ def train(method: str, seed: int, model: Path, arguments: argparse.Namespace) ->
 
 
 def _read(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
 def summarise(method: str, runs: list[list[Row]], arguments: argparse.Namespace) -> Row:

@@ -86,7 +86,7 @@ def make_workload(
     if model is None:
         raise SystemExit(f"{workload.name} needs --model: scripts/smollm2.py makes one")
     tokenizer = AutoTokenizer.from_pretrained(model)
-    rows = [json.loads(line) for line in problems.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in problems.read_text(encoding="utf-8").split("\n")[:-1]]
     prompts = [prompt_row(rows, number, tokenizer, workload.prompt_tokens) for number in range(num_prompts)]
     directory.mkdir()
     for file in model.iterdir():

@@ -154,7 +154,7 @@ def test_vllm_serves_what_is_pushed(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_loops_on_a_dataset_learn(tiny: Path, tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in (tiny / "train.jsonl").read_text().splitlines()[:64]]
+    rows = [json.loads(line) for line in (tiny / "train.jsonl").read_text().split("\n")[:-1][:64]]
 
     def answer(row: dict, added: int) -> list[dict]:
         return [{"role": "assistant", "content": f"\\boxed{{{int(row['gt_answer']) + added}}}"}]

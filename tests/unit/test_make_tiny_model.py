@@ -90,7 +90,7 @@ def test_the_checkpoint_is_an_ordinary_one(tmp_path: Path, is_tied: bool) -> Non
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.model_max_length == model.config.max_position_embeddings == 4096
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
     assert len(rows) == 500
     assert set(rows[0]) == {"messages", "gt_answer"}
     assert rows[0]["messages"]["role"] == "user"

@@ -19,10 +19,10 @@ from coati_rl.errors import RunError
 from coati_rl.protocols import Role
 from consumer import checkpoint
 from consumer.backend import Backend
+from consumer.model_tensors import parts_of
 from consumer.models.weight_history import WeightHistory
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
-from consumer.model_tensors import parts_of
 from consumer.parking import Parking
 from consumer.train_step import TrainStep
 from consumer.weight_sync.rank_sender import make_manifest

@@ -137,6 +137,16 @@ def test_ten_versions_are_served_as_the_trainer_and_peft_have_them(harness, tmp_
     assert float((first - last).abs().max()) > 1  # another policy by far
 
 
+def test_an_engine_that_sleeps_keeps_its_base_and_gets_an_adapter(harness):
+    for _ in range(2):
+        harness.put_to_sleep()
+        harness.push()
+        (sample,) = harness.complete(PROBE, seed=3)
+        assert set(sample.policy_versions.tolist()) == {harness.version}
+        assert harness.logprob_gap(PROBE, sample, temperature=1.0) < 1e-4
+        assert max(harness.trainer_gap(), harness.probe_gap(PROBE)) < 1e-4
+
+
 def test_adapters_of_another_base_are_refused(harness, checkpoints):
     manifest = make_manifest(harness.trainer, harness.version + 1)
     other = type(manifest)(policy_version=manifest.policy_version, entries=manifest.entries, base="0" * 32)

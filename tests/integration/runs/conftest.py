@@ -137,7 +137,7 @@ class Run:
     def records(self) -> list[dict]:
         """metrics.jsonl so far."""
         path = self.run_dir / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
     def wait_for_step(self, step: int, timeout_s: float = PATIENCE_S) -> None:
         """Wait until an optimizer step is recorded."""

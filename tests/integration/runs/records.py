@@ -10,7 +10,7 @@ GAP_LIMIT = 1e-4  # nats, mean over a step's tokens, float32
 
 def lines(path):
     """The objects of a JSONL file."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
 def read_rollouts(run: Run) -> list[dict]:

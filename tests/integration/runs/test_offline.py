@@ -29,7 +29,7 @@ def run_class():
 def rows(make_tiny, tmp_path_factory):
     """(job, number of rows) -> a file of rows: of questions to which 1 is the answer."""
     questions = [
-        json.loads(line)["messages"] for line in (make_tiny(tied=True) / "train.jsonl").read_text().splitlines()
+        json.loads(line)["messages"] for line in (make_tiny(tied=True) / "train.jsonl").read_text().split("\n")[:-1]
     ]
     questions = [each[0]["content"] if isinstance(each, list) else each["content"] for each in questions]
 
@@ -74,7 +74,7 @@ def job_flags(make_tiny, rows):
 
 
 def evaluations(run):
-    return [json.loads(line) for line in (run.run_dir / "eval" / "summary.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (run.run_dir / "eval" / "summary.jsonl").read_text().split("\n")[:-1]]
 
 
 def tensors(run, step):

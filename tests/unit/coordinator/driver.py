@@ -75,7 +75,7 @@ def resumed(save, prompts):
 def rollouts(tmp_path):
     """The lines of all rollout files, of coordinators that were asked for work since."""
     files = sorted((tmp_path / "rollouts").iterdir())
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [json.loads(line) for file in files for line in file.read_text().split("\n")[:-1]]
 
 
 def trained(tmp_path):

@@ -34,7 +34,7 @@ def test_a_run_trains_on_what_agents_ask_and_masks_those_that_fail(run_in_thread
         played = [each for each in group.trajectories if each.episode == 0]
         assert sum(len(each.turns) for each in played) == 2
         assert group.scores[0].reward == sum(reward.value for each in played for reward in each.rewards)
-    line, failed_line = map(json.loads, next(trace.paths.rollouts.iterdir()).read_text().splitlines()[:2])
+    line, failed_line = map(json.loads, next(trace.paths.rollouts.iterdir()).read_text().split("\n")[:2])
     assert line["environment"]["ended"] == "done" and "stderr" not in line["environment"]
     assert (trace.paths.run_dir / failed_line["environment"]["stderr"]).read_text() == "I give up\n"
     assert [message["role"] for message in line["messages"]] == ["user", "assistant", "user", "assistant"]

@@ -30,7 +30,9 @@ def half_decided(tmp_path_factory):
 
 def trained_uids(trace):
     """Uids in rollout files, of samples that were trained."""
-    lines = [line for path in sorted(trace.paths.rollouts.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    lines = [
+        line for path in sorted(trace.paths.rollouts.glob("*.jsonl")) for line in path.read_text().split("\n")[:-1]
+    ]
     return {record["uid"] for record in map(json.loads, lines) if record["is_trained"]}
 
 

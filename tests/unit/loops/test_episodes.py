@@ -16,7 +16,7 @@ TALK = {
 
 
 def records(directory):
-    return [json.loads(line) for path in sorted(directory.iterdir()) for line in path.read_text().splitlines()]
+    return [json.loads(line) for path in sorted(directory.iterdir()) for line in path.read_text().split("\n")[:-1]]
 
 
 def test_rollouts_metrics_and_evaluations_are_of_episodes(run_in_threads, write_prompts):

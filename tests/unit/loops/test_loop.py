@@ -17,7 +17,7 @@ ALL_PROMPTS = [f"train-{i}.0" for i in range(8)]
 
 
 def trained_prompts(trace):
-    lines = [line for file in sorted(trace.paths.rollouts.iterdir()) for line in file.read_text().splitlines()]
+    lines = [line for file in sorted(trace.paths.rollouts.iterdir()) for line in file.read_text().split("\n")[:-1]]
     return sorted(record["uid"] for record in map(json.loads, lines) if record["is_trained"] and record["sample"] == 0)
 
 

@@ -33,7 +33,7 @@ def trace(run_partial):
 
 def trained(trace):
     """(step, uid) of each prompt in the loss, by step."""
-    lines = [line for file in sorted(trace.paths.rollouts.iterdir()) for line in file.read_text().splitlines()]
+    lines = [line for file in sorted(trace.paths.rollouts.iterdir()) for line in file.read_text().split("\n")[:-1]]
     records = [json.loads(line) for line in lines]
     return [(record["step"], record["uid"]) for record in records if record["is_trained"] and record["sample"] == 0]
 

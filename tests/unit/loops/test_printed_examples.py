@@ -50,7 +50,7 @@ def sampled(places, tmp_path_factory):
             words = places.words(example, sizes=SMALL_SAMPLES)
             assert rl_generate.main(words[1:], tmp_path_factory.mktemp("scratch")) == 0
             path = places.directory / example.words[example.words.index("-o") + 1]
-            rows[path.name] = [json.loads(line) for line in path.read_text().splitlines()]
+            rows[path.name] = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
             path.unlink()
             path.with_name(f"{path.name}.progress").unlink()
     return rows

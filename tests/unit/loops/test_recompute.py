@@ -31,7 +31,7 @@ def trace(request, run_in_threads):
 def files_of(trace):
     """(settings, lines of the rollouts)"""
     (rollouts,) = trace.paths.rollouts.iterdir()
-    lines = [json.loads(line) for line in rollouts.read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(line) for line in rollouts.read_text(encoding="utf-8").split("\n")[:-1]]
     return yaml.safe_load((trace.paths.run_dir / "config.yaml").read_text()), lines
 
 

@@ -43,7 +43,7 @@ def resume(whole, run_in_threads, tmp_path):
 
 def trained(trace):
     """(step, uid) of every prompt that the run's files say was trained."""
-    lines = [line for file in sorted(trace.paths.rollouts.iterdir()) for line in file.read_text().splitlines()]
+    lines = [line for file in sorted(trace.paths.rollouts.iterdir()) for line in file.read_text().split("\n")[:-1]]
     return sorted(
         (record["step"], record["uid"])
         for record in map(json.loads, lines)

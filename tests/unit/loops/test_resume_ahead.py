@@ -48,7 +48,7 @@ def whole(request, run_in_threads, sizes):
 
 def samples_after(trace, step):
     """Return the records of later steps' samples, without times."""
-    lines = [line for file in sorted(trace.paths.rollouts.iterdir()) for line in file.read_text().splitlines()]
+    lines = [line for file in sorted(trace.paths.rollouts.iterdir()) for line in file.read_text().split("\n")[:-1]]
     return [record for record in map(json.loads, lines) if record["step"] > step]
 
 

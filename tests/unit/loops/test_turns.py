@@ -33,7 +33,7 @@ def turns_of(trace):
 
 def lines_of(trace, folder):
     paths = sorted((trace.paths.run_dir / folder).rglob("*.jsonl"))
-    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    return [json.loads(line) for path in paths for line in path.read_text().split("\n")[:-1]]
 
 
 def metrics_of(trace):
@@ -67,6 +67,16 @@ def test_a_run_in_turns_has_the_weights_rollouts_and_metrics_of_one_on_separate_
 
 def test_a_turn_ends_with_a_rollout_step_and_with_a_sync(run_in_threads):
     assert turns_of(run_in_threads(TURNS)) == "ts" + "pt..s" * 2 + "cpf"
+
+
+@pytest.mark.parametrize("behind", [1, 2])
+def test_a_run_that_is_ahead_trains_a_rollout_step_in_a_turn_with_the_same_bits_each_time(run_in_threads, behind):
+    first, again = (run_in_threads({**TURNS, "n_behind": behind, "num_episodes": 3}) for _ in range(2))
+    assert turns_of(first) == "ts" + "pt..s" * 6 + "cpf"
+    assert [step["staleness_max"] for step in first.steps] == [min(number // 2, behind) for number in range(12)], (
+        "two steps a rollout step"
+    )
+    assert_same_run(first, again)
 
 
 def test_one_side_gives_its_memory_up_before_the_other_takes_any(run_in_threads, monkeypatch):
@@ -116,10 +126,8 @@ def test_a_producer_that_is_lost_in_its_turn_is_replaced_and_nothing_is_trained_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"n_behind": 1}, "--colocate with -nb 1: nothing is generated while the trainers train; use -nb 0"),
         ({"inflight_update": True}, "--colocate with --inflight-update"),
         ({"num_inferencer": 2}, "engines have the trainers' devices, and 2 are more than 1; use -i 1, or -t 2"),
-        ({"lora_rank": 2, "lora_sync": "adapter", "backend": "vllm"}, "--colocate with --lora-sync adapter"),
     ],
 )
 def test_what_turns_do_not_allow_is_refused(config_with, changes, message):

@@ -101,7 +101,7 @@ def test_a_run_s_other_files_and_other_tokens_are_refused(sampled, model_dir, tm
 
 
 def lines_of(trace):
-    return [json.loads(line) for path in trace.paths.rollouts.iterdir() for line in path.read_text().splitlines()]
+    return [json.loads(line) for path in trace.paths.rollouts.iterdir() for line in path.read_text().split("\n")[:-1]]
 
 
 def checkpoint(trace):

@@ -16,7 +16,7 @@ from coati_rl.observability.timeline import NO_TIMELINE, Timeline, now_ns
 
 def events(path: Path) -> list[dict]:
     """Return the events of a timeline, without the line of the process's start."""
-    lines = [json.loads(line) for line in path.read_text().splitlines() if line]
+    lines = [json.loads(line) for line in path.read_text().split("\n")[:-1] if line]
     return [line for line in lines if line["ph"] != "process"]
 
 

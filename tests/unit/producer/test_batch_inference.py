@@ -98,7 +98,7 @@ def run(tmp_path, engine):
 
 
 def lines(tmp_path, name="rows.jsonl"):
-    return [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+    return [json.loads(line) for line in (tmp_path / name).read_text().split("\n")[:-1]]
 
 
 def test_rows_are_in_the_order_of_the_prompts_with_all_samples(run, tmp_path):

@@ -33,7 +33,7 @@ def write(path):
 
 
 def written(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
 def progress(path):

@@ -17,6 +17,7 @@ LAYOUTS = {
     "tp2": ("-t", 2, "-tp", 2, "-tbs", 4, "-tMbs", 4),
     "fsdp2": ("-t", 2, "--plugin", "fsdp2", "-tbs", 2, "-tMbs", 2),
 }
+ADAPTER = ("--lora-rank", 4, "--lora-sync", "adapter")  # alone, beside the base that the engine keeps
 CASES = [("dp1", "vllm"), ("dp1", "transformers"), ("dp2", "transformers"), ("tp2", "vllm"), ("fsdp2", "vllm")]
 # Of a clock, of what a machine does meanwhile, or of how requests met in an engine, which changes how it rounds.
 MEASURED = re.compile(r"_s$|_per_second|idle|memory|seconds|^time|utilization|bytes|gap")
@@ -86,6 +87,16 @@ def test_in_turns_every_bit_is_that_of_a_run_on_devices_of_its_own(make_tiny, st
     assert_same(apart, in_turns)
     assert_engine_and_trainer_agree(in_turns.records())
     assert in_turns.left_over() == []
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("one_core")
+def test_in_turns_adapters_alone_have_every_bit_of_a_run_on_devices_of_its_own(make_tiny, start_run, flags):
+    job = job_of(make_tiny, flags, "dp1", "vllm", *ADAPTER)
+    apart, in_turns = (start_run(*job, *more, name=f"run{len(more)}") for more in ((), ("--colocate",)))
+    assert apart.wait() == 0, apart.text()
+    assert in_turns.wait() == 0, in_turns.text()
+    assert_same(apart, in_turns)
 
 
 @pytest.mark.full

@@ -55,7 +55,8 @@ class ModuleTrainer(ResidentClient):
         members: Members = OwnMember(lambda: OwnModuleRank(own)) if on is None else on.trainers(config, OwnModuleRank)
         super().__init__(members)
         dtype = resolve_dtype(config, kind)
-        self.each("build", module, directory, dtype, seed, torchrun_address() if on is None else on.address)
+        address, in_turns = (torchrun_address(), False) if on is None else (on.address, on.takes_turns)
+        self.each("build", module, directory, dtype, seed, address, in_turns)
         settings = MismatchSettings(precision="bf16" if dtype == "bfloat16" else "fp32")
         self._pusher = Pusher(self, LogprobMismatchMonitor(settings, SyncConfig()))
         self._module, self._num_pushes = module, 0

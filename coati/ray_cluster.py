@@ -33,6 +33,7 @@ class Cluster:
 
         self.device, self.num_trainers = device, config.parallel.num_trainers
         self.address = ""  # of a trainer's first rank, as engines reach it; empty: all are on this machine
+        self.takes_turns = config.takes_turns  # engines are on the trainers' devices
         self._config, self._log_dir = config, log_dir
         self._places = PlacementManager(config, device)
         self._taken = set[str]()
@@ -43,7 +44,7 @@ class Cluster:
         width, own = config.parallel.producer_tensor_parallel_size, self._config.parallel.producer_tensor_parallel_size
         if width != own:
             raise ConfigError(f"producer_tensor_parallel_size={width}: the cluster has places for {own}; tell it, too")
-        if self._config.takes_turns and not config.takes_turns:
+        if self.takes_turns and not config.takes_turns:
             raise ConfigError("the cluster's engines and trainers share devices: make the Engine with colocate=True")
         environment = engine_environment(self.device, width, compiles=config.sampling.enforce_eager is False)
         return self._members(

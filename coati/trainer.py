@@ -53,7 +53,8 @@ class Trainer(TrainerClient):
         config = trainer_config(model, loss, num_trainers=num_ranks, device=kind, **flags)
         objective = None if isinstance(loss, str) else loss if isinstance(loss, Objective) else OwnLoss(loss)
         members: Members = OwnMember(lambda: TrainerRank(own)) if on is None else on.trainers(config)
-        build = (config, objective, torchrun_address() if on is None else on.address)
+        in_turns = on is not None and on.takes_turns
+        build = (config, objective, torchrun_address() if on is None else on.address, in_turns)
         members.call("build", [build] * members.size)
         super().__init__(config, tokenizer_of(config), members)
         sync = config.sync if isinstance(config, Config) else SyncConfig()

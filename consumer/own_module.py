@@ -46,7 +46,7 @@ class OwnModuleRank(JoinedRank):
 
     module: Any = None
 
-    def build(self, module_class: type, directory: Path, dtype: str, seed: int, address: str) -> None:
+    def build(self, module_class: type, directory: Path, dtype: str, seed: int, address: str, in_turns: bool) -> None:
         """Load the weights, and call the module's `on_weights_materialized`, if it has that.
 
         Args:
@@ -55,6 +55,7 @@ class OwnModuleRank(JoinedRank):
             dtype: "float32" or "bfloat16".
             seed: of this rank's random numbers, the same on all ranks.
             address: of the first rank, as engines reach it; empty: all are on this machine.
+            in_turns: engines in other processes share this rank's device.
         """
         torch.manual_seed(seed)
         with no_progress_bars():
@@ -81,6 +82,7 @@ class OwnModuleRank(JoinedRank):
             is_one_node=not address,
             directory=None,
             shares_process=self.shares_process,
+            in_turns=in_turns,
         )
         self._sender = RankSender(self, sender)
         if hasattr(module, BUILT):

@@ -40,15 +40,16 @@ class TrainerRank(JoinedRank):
 
     _is_built = False
 
-    def build(self, config: TrainingConfig, own: Objective | None, address: str) -> None:
+    def build(self, config: TrainingConfig, own: Objective | None, address: str, in_turns: bool) -> None:
         """Load the models.
 
         Args:
             config: whose layout has as many ranks as torch's default process group; one without such a group.
             own: objective in place of the config's.
             address: of the first rank, as engines reach it; empty: all are on this machine.
+            in_turns: engines in other processes share this rank's device.
         """
-        self._config, self._own, self._address = config, own, address
+        self._config, self._own, self._address, self._in_turns = config, own, address, in_turns
         self._dtype = resolve_dtype(config, self.kind)
         torch.manual_seed(config.run.seed)
         self._load(Path(config.model.model))
@@ -84,6 +85,7 @@ class TrainerRank(JoinedRank):
             is_one_node=not self._address,
             directory=None,
             shares_process=self.shares_process,
+            in_turns=self._in_turns,
         )
         self._sender = RankSender(self._backend, sender)
         self._is_built = True

@@ -18,7 +18,7 @@ class ActorResources:
     """Hold the resources that one actor needs."""
 
     cpus: int
-    gpus: float  # less than 1: of one that is shared
+    gpus: float
 
     def __str__(self) -> str:
         return " and ".join(

@@ -126,7 +126,8 @@ def prepare(
     check_engines(config, device)
     given = config.parallel.model_fields_set
     config = with_device_defaults(config, device)
-    choose_backend(config.sync.weight_transport, device=device, is_one_node=not config.cluster.master_address)
+    is_one_node, in_turns = not config.cluster.master_address, config.takes_turns
+    choose_backend(config.sync.weight_transport, device=device, is_one_node=is_one_node, in_turns=in_turns)
     say = partial(print_lines, prog=config.prog())
     with slow_phase("preparing, 1 of 3: the rows are read", say):
         rows = load_run_rows(config, rewards, tools=environment.tools)

@@ -26,6 +26,7 @@ class ActorContext:
     dtype: str  # "float32" or "bfloat16": of engine weights and of weight transfers
     slot: int  # number of this actor among those of its machine
     num_slots: int  # actors that share the machine
+    gpus: tuple[int, ...] = ()  # of the machine, that this actor shares with others; empty: those that Ray gives it
 
 
 def assigned_cores(slot: int, num_slots: int, cores: list[int]) -> list[int]:
@@ -54,6 +55,8 @@ def device_environment(device: Device, precision: str) -> dict[str, str]:
 
 def enter_actor(context: ActorContext) -> None:
     """Pin this process, redirect its output to its log file, and have it end with its parent."""
+    if context.gpus:  # before CUDA is used
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, context.gpus))
     cores = sorted(os.sched_getaffinity(0))
     near = share_of_near_cores(own_gpus(), cores_by_gpu(), cores) if context.device == "cuda" else []
     os.sched_setaffinity(0, near or assigned_cores(context.slot, context.num_slots, cores))

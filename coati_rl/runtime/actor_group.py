@@ -283,6 +283,7 @@ class ActorGroup:
             dtype="bfloat16" if plan.precision == "bf16" else "float32",
             slot=reservation.slot if reservation else 0,
             num_slots=reservation.num_slots if reservation else 1,
+            gpus=reservation.gpus if reservation else (),
         )
 
 

@@ -67,6 +67,7 @@ class RemoteMembers:
                 dtype="bfloat16" if precision == "bf16" else "float32",
                 slot=place.slot,
                 num_slots=place.num_slots,
+                gpus=place.gpus,
             )
             variables = {**device_environment(device, precision), **environment}
             options = {

@@ -43,6 +43,7 @@ class Reservation:
     slot: int  # number of this actor among the run's actors on its node
     num_slots: int  # actors of the run on its node
     num_threads: int  # its part of the node's cores
+    gpus: tuple[int, ...] = ()  # of the node, that it shares with trainers
 
     @property
     def strategy(self) -> Any:
@@ -72,17 +73,25 @@ class PlacementManager:
         self.reward_models = self._reserve(needs, assignment.reward_models) if needs else []
 
     def _share(self, config: TrainingConfig) -> None:
-        """Give each engine the place of the trainers whose devices it has in its turn."""
+        """Give each engine the place and the GPUs of the trainers whose devices it has in its turn."""
         width = config.producer_width
-        if width > 1 and self._request.trainer.gpus:
-            raise ConfigError(f"--colocate with -ptp {width} on GPUs: an engine has one trainer's GPU; use -ptp 1")
-        half = self._request.trainer.gpus / 2  # what both sides ask Ray for, of the GPU that they share
-        self.trainers = [replace(each, need=replace(each.need, gpus=half)) for each in self.trainers]
-        need = ActorResources(cpus=0, gpus=half)
-        for first in (self.trainers[producer * width] for producer in range(config.num_producers)):
-            slot, num_slots = first.slot // width, max(1, first.num_slots // width)
-            num_threads = first.num_threads * width
-            self._free.append(replace(first, need=need, slot=slot, num_slots=num_slots, num_threads=num_threads))
+        for producer in range(config.num_producers):
+            own = self.trainers[producer * width : (producer + 1) * width]
+            first = own[0]
+            if any(each.node_id != first.node_id for each in own):
+                raise ConfigError(
+                    f"--colocate with -ptp {width}: engine {producer} would be on several nodes; use a smaller -ptp"
+                )
+            self._free.append(
+                replace(
+                    first,
+                    need=ActorResources(cpus=0, gpus=0),  # Ray counts them for the trainers
+                    gpus=tuple(map(_gpu_of, own)) if first.need.gpus else (),
+                    slot=first.slot // width,
+                    num_slots=max(1, first.num_slots // width),
+                    num_threads=first.num_threads * width,
+                )
+            )
 
     @property
     def nodes(self) -> dict[str, str]:
@@ -151,6 +160,18 @@ class PlacementManager:
                 )
             )
         return reservations
+
+
+def _gpu_of(trainer: Reservation) -> int:
+    """Return the number of a trainer's GPU on its node, which is the same for all that run in this reservation."""
+
+    def number() -> int:
+        return int(ray.get_gpu_ids()[0])
+
+    options: dict[str, Any] = {"num_cpus": 0, "num_gpus": 1, "scheduling_strategy": trainer.strategy, "max_retries": 0}
+    task: Any = ray.remote(number)
+    found: int = ray.get(task.options(**options).remote(), timeout=RESERVATION_TIMEOUT_S)
+    return found
 
 
 def _wait_for_nodes(request: Request, *, timeout_s: float) -> NodeAssignment:

@@ -70,6 +70,7 @@ def publishing(
         host=host,
         is_one_node=not config.cluster.master_address,
         directory=directory,
+        in_turns=config.takes_turns,
     )
     with closing(sender):
         send, start_commits = _make_send(backend, config, connect, reports, sender)
@@ -94,6 +95,7 @@ def make_sender(
     is_one_node: bool,
     directory: Path | None,
     shares_process: bool = False,
+    in_turns: bool = False,
 ) -> WeightSender:
     """Return this rank's end of weight transfers.
 
@@ -105,6 +107,7 @@ def make_sender(
         is_one_node: True if all of them are on this machine.
         directory: for weights that are sent as files; None: they are not.
         shares_process: an engine is in this process.
+        in_turns: engines share the trainers' GPUs in turns.
     Raises: ConfigError if the transport cannot work here.
     """
     device = backend.device
@@ -115,6 +118,7 @@ def make_sender(
         is_one_node=is_one_node,
         update_bytes=update_bytes,
         shares_process=shares_process,
+        in_turns=in_turns,
     )
     on_gpu = stages_on_gpu(
         update_bytes,

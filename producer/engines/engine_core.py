@@ -53,7 +53,7 @@ class EngineCore(Protocol):
         """
 
     def wake(self) -> None:
-        """Allocate it again; weights are of any value until the commit that follows."""
+        """Allocate weights again; they are of any value until the commit that follows, which allocates the caches."""
 
     def commit(self, policy_version: int) -> list[GenerationResult]:
         """Load the staged weights and clear all caches; running requests continue with the new weights.

@@ -268,6 +268,7 @@ class _VllmCore:
                 results += self.step()
             core.pause_scheduler("keep", clear_cache=True)  # running requests recompute keys and values
             digests = self._engine.collective_rpc("coati_commit")
+            self._engine.collective_rpc("coati_wake_cache")
             self.identities = tuple(self._expected.identity(digest) for digest in digests if digest)
             self._adapter.commit(policy_version)
             self._engine.set_weight_version(str(policy_version))

@@ -5,7 +5,7 @@ are emptied in place and the packed weights of linear layers dropped, which a re
 are adapters alone keeps its base: on a GPU in host memory, on a CPU where it is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,43 +16,65 @@ from coati_rl.processes.freed_memory import return_freed_memory
 # Levels of vLLM's sleep: weights are copied to the host, or dropped; buffers are kept there in both.
 _KEEPS, _DROPS = 1, 2
 
+_Emptied = tuple[torch.UntypedStorage, int]  # with its size in bytes
+
 
 class WorkerSleep:
     """Put a worker to sleep and wake it; weights that it drops are of any value until the commit that follows."""
 
     def __init__(self, worker: Any, *, keeps_weights: bool) -> None:
         self._worker, self._keeps_weights = worker, keeps_weights
-        self._emptied: list[tuple[torch.UntypedStorage, int]] = []
+        self._weights: list[_Emptied] = []
+        self._caches: list[_Emptied] = []
+        self._has_cache = True
 
     def sleep(self) -> None:
         """Free weights and cache; no step may be running."""
+        self._has_cache = False
         if self._worker.device.type == "cuda":
             self._worker.sleep(level=_KEEPS if self._keeps_weights else _DROPS)
             return
-        for module in [] if self._keeps_weights else self._worker.model_runner.model.modules():
+        runner = self._worker.model_runner
+        for module in [] if self._keeps_weights else runner.model.modules():
             if hasattr(module, "cpu_linear"):  # holds the packed weights
                 module.cpu_linear = _use_asleep
-        self._emptied = [(each, each.nbytes()) for each in self._storages()]
-        for storage, _ in self._emptied:
-            storage.resize_(0)
+        self._weights = _empty([] if self._keeps_weights else runner.model.parameters())
+        self._caches = _empty(runner.kv_caches)
         return_freed_memory(self._worker.device)
 
     def wake(self) -> None:
-        """Allocate weights and cache again."""
+        """Allocate weights again, before they are loaded."""
         if self._worker.device.type == "cuda":
-            self._worker.wake_up()
-        emptied, self._emptied = self._emptied, []
-        for storage, size in emptied:
-            storage.resize_(size)
+            self._worker.wake_up(tags=["weights"])
+        _fill(self._weights)
 
-    def _storages(self) -> Iterator[torch.UntypedStorage]:
-        runner, seen = self._worker.model_runner, set[int]()
-        weights = () if self._keeps_weights else runner.model.parameters()
-        for tensor in (*weights, *runner.kv_caches):
-            storage = tensor.untyped_storage()
-            if storage.nbytes() and storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
-                yield storage
+    def wake_cache(self) -> None:
+        """Allocate the cache again, if it was freed, after the weights are loaded."""
+        if self._has_cache:
+            return
+        if self._worker.device.type == "cuda":
+            self._worker.wake_up(tags=["kv_cache"])
+        _fill(self._caches)
+        self._has_cache = True
+
+
+def _empty(tensors: Iterable[torch.Tensor]) -> list[_Emptied]:
+    """Empty the storages of tensors, each once. Returns: what fills them again."""
+    found, seen = list[_Emptied](), set[int]()
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            found.append((storage, storage.nbytes()))
+    for storage, _ in found:
+        storage.resize_(0)
+    return found
+
+
+def _fill(emptied: list[_Emptied]) -> None:
+    while emptied:
+        storage, size = emptied.pop()
+        storage.resize_(size)
 
 
 def _use_asleep(*_: Any) -> Any:

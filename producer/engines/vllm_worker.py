@@ -107,8 +107,12 @@ class StagingWorkerExtension:
         self.coati_sleeping.sleep()
 
     def coati_wake(self) -> None:
-        """Allocate weights and cache, for the commit that follows."""
+        """Allocate weights, for the commit that follows."""
         self.coati_sleeping.wake()
+
+    def coati_wake_cache(self) -> None:
+        """Allocate the cache after that commit; without a sleep before it there is nothing to do."""
+        self.coati_sleeping.wake_cache()
 
     def coati_close(self) -> None:
         """Close the transfer group."""

@@ -29,17 +29,23 @@ def test_a_gpu_s_memory_is_free_while_tensors_are_parked(tmp_path: Path) -> None
     assert not flat[8:24].any(), "a view of the same memory"
 
 
-def test_on_a_gpu_an_engine_sleeps_as_vllm_does_and_drops_its_weights() -> None:
+@pytest.mark.parametrize(("keeps_weights", "level"), [(False, 2), (True, 1)])
+def test_on_a_gpu_an_engine_sleeps_as_vllm_does_and_has_its_cache_after_its_weights(
+    keeps_weights: bool, level: int
+) -> None:
     called: list[object] = []
     worker = SimpleNamespace(
         device=torch.device("cuda", 0),
         sleep=lambda level: called.append(("sleep", level)),
-        wake_up=lambda: called.append("wake up"),
+        wake_up=lambda tags: called.append(("wake up", *tags)),
     )
-    turns = WorkerSleep(worker)
+    turns = WorkerSleep(worker, keeps_weights=keeps_weights)
+    turns.wake_cache()
     turns.sleep()
     turns.wake()
-    assert called == [("sleep", 2), "wake up"], "weights are dropped, addresses stay mapped for CUDA graphs"
+    turns.wake_cache()
+    turns.wake_cache()
+    assert called == [("sleep", level), ("wake up", "weights"), ("wake up", "kv_cache")]
 
 
 def test_vllm_s_sleep_mode_is_on_where_devices_are_shared_alone() -> None:

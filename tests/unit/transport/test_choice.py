@@ -21,6 +21,13 @@ def test_an_engine_in_a_trainer_s_process_shares_its_gpu_which_nccl_cannot(is_on
         choose_backend("nccl", device="cuda", is_one_node=is_one_node, shares_process=True)
 
 
+@pytest.mark.parametrize(("is_one_node", "backend"), [(True, "shm"), (False, "gloo")])
+def test_in_turns_on_one_gpu_weights_are_staged_on_the_host(is_one_node, backend):
+    assert choose_backend("auto", device="cuda", is_one_node=is_one_node, in_turns=True) == backend
+    with pytest.raises(ConfigError, match=r"nccl needs a GPU for each trainer and engine"):
+        choose_backend("nccl", device="cuda", is_one_node=is_one_node, in_turns=True)
+
+
 def test_auto_leaves_shared_memory_alone_that_cannot_hold_three_updates():
     assert choose_backend("auto", device="cpu", is_one_node=True, update_bytes=1 << 60) == "gloo"
     assert choose_backend("shm", device="cpu", is_one_node=True, update_bytes=1 << 60) == "shm"

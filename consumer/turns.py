@@ -4,7 +4,6 @@ Consumes: orders to hand over. Waits for: the other ranks, and the engines that 
 the side whose turn begins. The side whose turn ends gives its memory up before the other one takes any.
 """
 
-import itertools
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,6 @@ from consumer.parking import Parking
 
 if TYPE_CHECKING:
     from consumer.backend import Backend
-    from consumer.role_models import RoleModel
     from consumer.weight_sync.rank_role import Publication
 
 logger = logging.getLogger(__name__)
@@ -51,7 +49,7 @@ class TrainersTurn:
         self._connect = connect
         self._publication = publication
         self._timeout_s = timeout_s
-        self._parking = Parking(device=backend.device, directory=directory)
+        self._parking = Parking(device=backend.device, directory=directory, flag="--colocate")
         self._parking.park(self._tensors())
 
     def hand_over(self, work: HandOverWork) -> None:
@@ -85,14 +83,4 @@ class TrainersTurn:
 
     def _tensors(self) -> Iterator[Tensor]:
         for model in self._backend.models.values():
-            yield from tensors_of(model)
-
-
-def tensors_of(model: "RoleModel") -> Iterator[Tensor]:
-    """Yield what this rank holds of a model between two steps: weights, masters, optimizer states."""
-    yield from itertools.chain(model.module.parameters(), model.module.buffers(), model.parameters.local.values())
-    if model.torch_optimizer is not None:
-        for group in model.torch_optimizer.param_groups:
-            yield from group["params"]
-        for state in model.torch_optimizer.state.values():
-            yield from (each for each in state.values() if isinstance(each, Tensor))
+            yield from model.memory.tensors()

@@ -24,7 +24,6 @@ from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
 from consumer.parking import Parking
 from consumer.train_step import TrainStep
-from consumer.turns import tensors_of
 from consumer.weight_sync.rank_role import make_manifest
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN
 from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
@@ -195,8 +194,8 @@ def resume(
 
 def give_up_memory(backend: Backend, directory: Path) -> None:
     """As between two turns of the trainers."""
-    parking = Parking(device=backend.device, directory=directory)
-    parking.park(each for model in backend.models.values() for each in tensors_of(model))
+    parking = Parking(device=backend.device, directory=directory, flag="--colocate")
+    parking.park(each for model in backend.models.values() for each in model.memory.tensors())
     # Frozen models may be maps of files, which cost nothing.
     trained = {n: getattr(each, "_local_tensor", each) for n, each in backend.policy.module.named_parameters()}
     masters = {f"master of {name}": each for name, each in backend.policy.masters().items()}

@@ -69,6 +69,12 @@ def test_a_turn_ends_with_a_rollout_step_and_with_a_sync(run_in_threads):
     assert turns_of(run_in_threads(TURNS)) == "ts" + "pt..s" * 2 + "cpf"
 
 
+def test_a_run_in_turns_whose_models_are_offloaded_too_has_the_same_bits(run_in_threads):
+    models = {"kl_coeff": 0.05, "old_logprobs": "trainer", "precision": "bf16"}
+    plain, offloaded = (run_in_threads(TURNS | models | more) for more in ({}, {"offload": ("all",)}))
+    assert_same_run(plain, offloaded)
+
+
 def test_one_side_gives_its_memory_up_before_the_other_takes_any(run_in_threads, monkeypatch):
     noted = []
 

@@ -58,7 +58,8 @@ def num_bytes(tensors: Iterator[Tensor]) -> int:
 def check_memory(backend: Backend, offload: frozenset[str], *, has_states: bool = False) -> None:
     """What is offloaded has no memory, and all else has; the optimizer's states are there from the first step on."""
     for role, model in backend.models.items():
-        held = num_bytes(model.memory.tensors())
+        masters = [] if model.torch_optimizer is None else model.masters().values()
+        held = num_bytes(iter([*model.memory.tensors(), *masters]))
         of_weights = num_bytes(iter([*model.module.parameters(), *model.module.buffers()]))
         if model.torch_optimizer is None:
             assert (held == 0) == (role in offload), (role, held)

@@ -30,7 +30,9 @@ def backend_of(config: BackendConfig) -> Backend:
 
 def bytes_of_role(backend: Backend, role: str) -> int:
     """Memory of a model's own; maps of files have none."""
-    storages = [each.untyped_storage() for each in backend.models[role].memory.tensors()]
+    model = backend.models[role]
+    masters = [] if model.torch_optimizer is None else model.masters().values()
+    storages = [each.untyped_storage() for each in (*model.memory.tensors(), *masters)]
     return sum({each.data_ptr(): each.nbytes() for each in storages if each.resizable()}.values())
 
 
@@ -174,3 +176,17 @@ def test_without_room_the_flag_and_the_directory_are_named(model_dir: Path, tmp_
     missing = tmp_path / "missing"
     with pytest.raises(RunError, match=f"cannot be kept in {missing} while they are not used .--offload.: No such"):
         backend_of(backend_config(model_dir, precision="bf16", offload=ALL, offload_dir=missing))
+
+
+def test_a_model_that_takes_weights_has_memory_to_give_up(model_dir: Path, tmp_path: Path) -> None:
+    """In the files' dtype a frozen model is a map of the files, which costs none, until it takes other weights."""
+    config = backend_config(
+        model_dir, reference_dir=model_dir, keeps_old_policy=True, offload=ALL, offload_dir=tmp_path
+    )
+    backend = backend_of(config)
+    storages = {
+        role: [each.untyped_storage() for each in backend.models[role].parameters.local.values()]
+        for role in ("reference", "old")
+    }
+    assert all(each.nbytes() and not each.resizable() for each in storages["reference"])
+    assert all(each.nbytes() == 0 for each in storages["old"])

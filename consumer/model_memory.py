@@ -64,7 +64,7 @@ class ModelMemory:
             for parking, find in (self._groups[group] for group in groups if group in self._groups):
                 if changes:
                     parking.unpark()
-                    stack.callback(lambda parking=parking, find=find: parking.park(find()))
+                    stack.callback(_park, parking, find)
                 else:
                     stack.enter_context(parking.unparked())
             yield
@@ -82,6 +82,10 @@ class ModelMemory:
                 yield from group["params"]
             for state in self._optimizer.state.values():
                 yield from (each for each in state.values() if isinstance(each, Tensor))
+
+
+def _park(parking: Parking, find: Callable[[], Iterable[Tensor]]) -> None:
+    parking.park(find())
 
 
 def _others(tensors: Iterable[Tensor], than: Iterable[Tensor]) -> list[Tensor]:

@@ -159,22 +159,6 @@ class Config(TrainingConfig):
         algorithm = self.algorithm
         return algorithm.old_logprobs == "trainer" or self.renormalises or algorithm.off_policy_correction != "none"
 
-    @property
-    def keeps_old_policy(self) -> bool:
-        """Whether trainers keep the policy before the update; it is the step's own if a sync is due after each step."""
-        return self.recomputes_old_logprobs and self.sync_period > self.algorithm.updates_per_batch
-
-    @property
-    def frozen_models(self) -> frozenset[str]:
-        """Roles of the frozen models that trainers hold with weights of their own; with adapters these are few."""
-        corrected, own = self.with_gap_correction(), not self.lora.is_on
-        roles = {
-            "reference": own and self.algorithm.kl_coeff > 0,
-            "old": own and corrected.keeps_old_policy,
-            "teacher": self.distillation.teacher is not None,
-        }
-        return frozenset(role for role, is_there in roles.items() if is_there)
-
     def with_gap_correction(self) -> Self:
         """Return the same run with the correction that --on-logprob-gap names; itself if it names none, or has one."""
         correction = self.sync.on_logprob_gap

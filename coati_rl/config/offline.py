@@ -66,13 +66,6 @@ class OfflineConfig(TrainingConfig):
         return self.model.model
 
     @property
-    def frozen_models(self) -> frozenset[str]:
-        """Roles of the frozen models that trainers hold with weights of their own."""
-        shares_base = self.lora.is_on and self.reference_model == self.model.model
-        roles = {"reference": self.uses_reference and not shares_base, "teacher": self.teacher is not None}
-        return frozenset(role for role, is_there in roles.items() if is_there)
-
-    @property
     def precomputes_reference(self) -> bool:
         """True if the reference's log-probabilities are computed before the first step and kept."""
         return False

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
+from coati_rl.config.held_models import frozen_models
 from coati_rl.config.training import TrainingConfig
 
 
 def offload_problems(config: TrainingConfig) -> Iterator[str]:
     """Return why the memory of a model cannot be given up, in one message with a remedy."""
-    given, known = config.parallel.offload, {"optimizer", "all", *config.frozen_models}
+    given, known = config.parallel.offload, {"optimizer", "all", *frozen_models(config)}
     missing = [name for name in given if name not in known]
     if not missing:
         return

@@ -161,17 +161,6 @@ class TrainingConfig(JobConfig):
         return self.parallel.shared_prefix and not self.parallel.one_sample_per_row
 
     @property
-    def frozen_models(self) -> frozenset[str]:
-        """Roles of the frozen models that trainers hold with weights of their own."""
-        return frozenset()
-
-    @property
-    def offloaded(self) -> frozenset[str]:
-        """Frozen roles, and "optimizer", whose memory trainers give up while they do not use it."""
-        given = frozenset[str](self.parallel.offload)
-        return self.frozen_models | {"optimizer"} if "all" in given else given
-
-    @property
     def takes_turns(self) -> bool:
         """Whether producers and trainers share their devices."""
         return bool(getattr(self.parallel, "colocate", False))

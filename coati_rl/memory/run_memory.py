@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coati_rl.config.config import Config
+from coati_rl.config.held_models import offloaded
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
 from coati_rl.memory.activations import MicroBatchSize, item_bytes
@@ -133,19 +134,19 @@ def trainer_memory(
         role: model_shape(each, tensor_parallel_size=tp).num_weights * e // shards
         for role, each in models.frozen.items()
     }
-    away = [count for role, count in frozen.items() if role in config.offloaded]
+    away = [count for role, count in frozen.items() if role in offloaded(config)]
     parts = trainer_parts(shape, size, layout, scoring_bytes=max(away, default=0))
     parts["frozen models"] = parts.get("frozen models", 0) + sum(frozen.values()) - sum(away)
     parts["frozen models"] += models.adapter_copies * parts["parameters"]
-    offloaded = sum(away) + offloaded_bytes(shape, size, layout)
+    elsewhere = sum(away) + offloaded_bytes(shape, size, layout)
     if models.critic is not None:  # its activations are there when the policy's are not
         critic = model_shape(models.critic, tensor_parallel_size=tp, has_scalar_head=True)
         of_critic = replace(layout, adapters=_adapters_of(config, models.critic, layout))
         parts["critic"] = trained_bytes(critic, size, of_critic)
-        offloaded += offloaded_bytes(critic, size, of_critic)
+        elsewhere += offloaded_bytes(critic, size, of_critic)
     host: Parts = {"libraries": TRAINER_LIBRARIES}
     if machine.device == "cuda":  # on the CPU it is in a file
-        host["offloaded"] = offloaded
+        host["offloaded"] = elsewhere
     if kept_versions:  # on data-parallel rank 0, or with FSDP2 each rank its part; a mean over ranks
         copies = 1 if layout.is_fully_sharded else config.dp
         host["kept weights"] = kept_versions * parts["parameters"] // copies
@@ -227,7 +228,7 @@ def _trainer_layout(config: TrainingConfig, device: Device, *, has_several_micro
         gradient_checkpointing=parallel.gradient_checkpointing,
         has_several_micro_batches=has_several_micro_batches,
         adam_moments=0 if is_plugin(config.optimizer.optimizer) else ADAM_MOMENTS,
-        offloads_optimizer="optimizer" in config.offloaded,
+        offloads_optimizer="optimizer" in offloaded(config),
     )
 
 

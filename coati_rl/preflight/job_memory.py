@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from coati_rl.config import Config
 from coati_rl.config.engine_rules import check_width
+from coati_rl.config.held_models import frozen_models, keeps_old_policy
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.config.plan import resolve_precision
@@ -76,7 +77,7 @@ def run_check(
         policy=hf_config,
         frozen=_frozen_of_run(config, hf_config),
         critic=_critic_of_run(config, hf_config),
-        adapter_copies=int(config.lora.is_on and config.with_gap_correction().keeps_old_policy),
+        adapter_copies=int(config.lora.is_on and keeps_old_policy(config)),
     )
     of_rewards = _reward_model_configs(config)
 
@@ -169,7 +170,7 @@ def job_check(
 def _models_of_job(config: OfflineConfig, hf_config: Any) -> RunModels:
     """Return the models that a trainer holds; a reference that is computed first is freed before the first step."""
     paths = {"reference": config.reference_model, "teacher": config.teacher or ""}
-    held = config.frozen_models - ({"reference"} if config.precomputes_reference else set())
+    held = frozen_models(config) - ({"reference"} if config.precomputes_reference else set())
     return RunModels(
         policy=hf_config,
         frozen={role: _config_of(paths[role], config, hf_config) for role in sorted(held) if _is_here(paths[role])},
@@ -214,7 +215,7 @@ def backend_of(config: Config, hf_config: Any, device: Device) -> CollectiveBack
 
 def _frozen_of_run(config: Config, hf_config: Any) -> dict[str, Any]:
     """Return the configs of reference, policy before the update, and teacher, where a run has them."""
-    own = {role: hf_config for role in ("reference", "old") if role in config.frozen_models}
+    own = {role: hf_config for role in ("reference", "old") if role in frozen_models(config)}
     teacher = config.distillation.teacher
     has_teacher = teacher is not None and _is_here(teacher)
     return own | ({"teacher": _config_of(str(teacher), config, hf_config)} if has_teacher else {})

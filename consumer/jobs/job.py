@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from coati_rl.config.held_models import offloaded
 from coati_rl.config.training import TrainingConfig
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import Role
@@ -114,6 +115,6 @@ def backend_config(
         gradient_checkpointing=parallel.gradient_checkpointing,
         compile_ops=parallel.compile_ops,
         keep_checkpoints=config.run.keep_checkpoints,
-        offload=config.offloaded,
+        offload=offloaded(config),
         offload_dir=run_dir or Path(tempfile.gettempdir()),
     )

@@ -3,6 +3,7 @@
 import pytest
 
 from coati_rl.config.cli import parse, parse_job
+from coati_rl.config.held_models import offloaded
 from coati_rl.config.jobs.dpo import DpoJobConfig
 from coati_rl.config.jobs.sft import SftJobConfig
 from coati_rl.config.offline_rules import check_offline
@@ -32,7 +33,7 @@ def test_several_are_given_one_after_the_other_or_with_commas(flags: str) -> Non
 )
 def test_all_is_the_optimizer_and_the_frozen_models_of_a_run(flags: str, models: str) -> None:
     config, _ = parse(f"{RL} --offload all {flags}".split())
-    assert config.offloaded == {"optimizer", *models.split()}
+    assert offloaded(config) == {"optimizer", *models.split()}
     check(config)
 
 
@@ -47,7 +48,7 @@ def test_all_is_the_optimizer_and_the_frozen_models_of_a_run(flags: str, models:
 )
 def test_all_of_a_job_on_pairs(flags: str, models: str) -> None:
     config, _ = parse_job(f"-m m -d d --offload all {flags}".split(), DpoJobConfig)
-    assert config.offloaded == {"optimizer", *models.split()}
+    assert offloaded(config) == {"optimizer", *models.split()}
 
 
 @pytest.mark.parametrize(

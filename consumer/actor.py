@@ -101,7 +101,7 @@ class TrainerActor:
             device=self._device,
         )
         models = _job_of(config).models(config, self._resume_dir or Path(config.model.model))
-        settings = backend_config(config, models, dtype=self._context.dtype)
+        settings = backend_config(config, models, dtype=self._context.dtype, run_dir=self._run_dir)
         self._backend = make_backend(settings, device=device, timeout_s=timeout_s)
         if self._resume_dir is not None:
             self._backend.restore(self._resume_dir)

@@ -5,7 +5,7 @@ policy before an update has the same base, too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,8 @@ class AdapterView:
         with self._in_place():
             return self._model.score(inputs)
 
-    def head_weights(self) -> HeadWeights | None:
-        """Return the LM head's weights, which are not trained; see `RoleModel.head_weights`."""
+    def head_weights(self) -> AbstractContextManager[HeadWeights | None]:
+        """Provide the LM head's weights, which are not trained; see `RoleModel.head_weights`."""
         return self._model.head_weights()
 
     def move_to(self, other: RoleModel) -> None:

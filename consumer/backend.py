@@ -7,6 +7,7 @@ unscaled sum over the global batch, accumulated in float32 until `optimizer_step
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from coati_rl.errors import ConfigError
 from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import LossFn, Role
 from coati_rl.transport.manifest import TensorEntry
-from consumer.adapter_view import views
-from consumer.backend_config import BackendConfig, ModelSource
+from consumer.backend_config import BackendConfig
 from consumer.checkpoint import CheckpointReader
+from consumer.loaded_models import load_models
 from consumer.models.float32_compute import Float32Compute
 from consumer.models.policy_model import DTYPES, Output, make_input
 from consumer.parallel.parallelism import Parallelism
@@ -81,7 +82,7 @@ class Backend:
         self._tokenizer_files = dict[str, bytes]()
         if self.layout.sender == 0:
             self._tokenizer_files = read_tokenizer_files(self._settings_dir, chat_template=config.chat_template)
-        self.models = {role: self._load(role, each) for role, each in config.models.items() if each.shares is None}
+        self.models, shared = load_models(config, parallelism)
         self.policy = self.models["policy"]
         base = config.models["policy"].directory
         sent_beside = base if config.sends_adapters else None
@@ -89,7 +90,7 @@ class Backend:
         # Of what adapters are trained on; of the rank that writes it. Read now, as the directory may change.
         is_named = self.policy.adapters is not None and self.layout.sender == 0
         self._base_identity = identity_in_background(base) if is_named else None
-        self._views = views(self.models, config.models)
+        self._views = dict(shared)
 
     def score(
         self, micro_batches: Sequence[MicroBatch], role: Role = "policy", output: Output = "scores"
@@ -136,9 +137,10 @@ class Backend:
         """
         # A rank without samples still takes part in the step.
         wanted = max(len(mini_batch.micro_batches), int(mini_batch.is_last))
-        with collective("compute gradients"):
+        has_teacher = isinstance(loss_fn, DistilledLoss)
+        used = self._model("teacher").head_weights() if has_teacher else nullcontext()
+        with collective("compute gradients"), used as teacher_head:
             micro_batches = _padded(mini_batch.micro_batches, self.parallelism.num_micro_batches(wanted))
-            teacher_head = self._model("teacher").head_weights() if isinstance(loss_fn, DistilledLoss) else None
             inputs = [
                 make_input(
                     micro_batch,
@@ -269,19 +271,6 @@ class Backend:
     def close(self) -> None:
         """Destroy the process groups that were made for this backend; the default group stays."""
         self.parallelism.close()
-
-    def _load(self, role: Role, source: ModelSource) -> RoleModel:
-        return RoleModel(
-            role,
-            source.directory,
-            self.parallelism,
-            precision=self._config.precision,
-            optimizer=source.optimizer,
-            gradient_checkpointing=self._config.gradient_checkpointing,
-            compiles_ops=self.device.type == "cuda" if self._config.compile_ops is None else self._config.compile_ops,
-            head=source.head,
-            adapters=source.adapters,
-        )
 
     def _saved_others(self) -> list[tuple[Role, RoleModel]]:
         """Return the models beside the policy that change by training, in one order on all ranks."""

@@ -1,5 +1,6 @@
 """Say what a trainer's backend is built from: its models by role, its layout and its precision."""
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,3 +65,6 @@ class BackendConfig:
     gradient_checkpointing: bool = False
     compile_ops: bool | None = None  # see `compiled_ops`; None: on a GPU
     keep_checkpoints: int | None = None  # None: all
+    # Frozen roles, and "optimizer" of the trained ones, whose memory is given up while they are not used.
+    offload: frozenset[str] = frozenset()
+    offload_dir: Path = Path(tempfile.gettempdir())  # of a CPU's files without names

@@ -19,9 +19,9 @@ from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.processes.freed_memory import return_freed_memory
 from coati_rl.transport.manifest import TensorEntry, dtype_name
 from consumer.joined_rank import JoinedRank
-from consumer.model_tensors import storage_of
 from consumer.models.float32_compute import Float32Compute
 from consumer.parallel.layout import Layout
+from consumer.parking import without_storages_of
 from consumer.residence import Residence
 from consumer.weight_sync.rank_role import make_sender
 from consumer.weight_sync.rank_sender import RankSender
@@ -176,11 +176,10 @@ class OwnModuleRank(JoinedRank):
 
     def _optimizer_tensors(self) -> Iterator[Tensor]:
         """Yield the states of optimizers that are attributes of the module."""
-        weights = {storage_of(each)._cdata for each in self._weights()}
-        for optimizer in (each for each in vars(self.module).values() if isinstance(each, torch.optim.Optimizer)):
-            for state in optimizer.state.values():
-                tensors = (each for each in state.values() if isinstance(each, Tensor))
-                yield from (each for each in tensors if storage_of(each)._cdata not in weights)
+        optimizers = (each for each in vars(self.module).values() if isinstance(each, torch.optim.Optimizer))
+        states = (state for optimizer in optimizers for state in optimizer.state.values())
+        tensors = (each for state in states for each in state.values() if isinstance(each, Tensor))
+        yield from without_storages_of(tensors, self._weights())
 
 
 def _shard(module: nn.Module) -> None:

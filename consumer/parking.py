@@ -5,7 +5,8 @@ again in place. A GPU's contents are kept in pinned host memory, those of the CP
 """
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +16,6 @@ from torch import Tensor, UntypedStorage
 from coati_rl.errors import RunError
 from coati_rl.processes.freed_memory import return_freed_memory
 from coati_rl.tensor_bytes import bytes_of
-from consumer.model_tensors import storage_of
 
 
 class _Keeper(Protocol):
@@ -31,10 +31,16 @@ class _Keeper(Protocol):
 class Parking:
     """Park the memory of tensors, again and again; while they are parked they must not be used."""
 
-    def __init__(self, *, device: torch.device, directory: Path) -> None:
-        """Park nothing yet. `directory`: of the file, if the device is the CPU."""
+    def __init__(self, *, device: torch.device, directory: Path, flag: str) -> None:
+        """Park nothing yet.
+
+        Args:
+            device: of the tensors.
+            directory: of the file, if the device is the CPU.
+            flag: by which the user wants it, for messages.
+        """
         self._device = device
-        self._keeper: _Keeper = _PinnedMemory() if device.type == "cuda" else _File(directory)
+        self._keeper: _Keeper = _PinnedMemory() if device.type == "cuda" else _File(directory, flag)
         self._parked: list[tuple[UntypedStorage, int]] = []
 
     @property
@@ -51,10 +57,7 @@ class Parking:
             raise ValueError("tensors are parked already")
         found = _storages(tensors, self._device)
         self._keeper.put([_bytes(storage) for storage in found])
-        self._parked = [(storage, storage.nbytes()) for storage in found]
-        for storage in found:
-            storage.resize_(0)
-        return_freed_memory(self._device)
+        self._empty([(storage, storage.nbytes()) for storage in found])
 
     def unpark(self) -> None:
         """Give the tensors memory and contents back, if they are parked. Raises: RunError if that is not possible."""
@@ -65,12 +68,33 @@ class Parking:
         self._keeper.get([_bytes(storage) for storage, _ in self._parked])
         self._parked = []
 
+    @contextmanager
+    def unparked(self) -> Iterator[None]:
+        """Give the tensors memory and contents back inside of the block, which must not change them."""
+        parked = self._parked
+        self.unpark()
+        try:
+            yield
+        finally:
+            self._empty(parked)
+
+    def _empty(self, storages: list[tuple[UntypedStorage, int]]) -> None:
+        """Free the memory of storages whose contents are kept."""
+        self._parked = storages
+        if not storages:
+            return
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()  # kernels of other streams may read what is freed
+        for storage, _ in storages:
+            storage.resize_(0)
+        return_freed_memory(self._device)
+
 
 class _File:
     """Keep bytes in a file that ends with this process."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, flag: str) -> None:
+        self._directory, self._flag = directory, flag
         self._file: Any = None
 
     def put(self, contents: Sequence[Tensor]) -> None:
@@ -82,8 +106,8 @@ class _File:
                 _all(self._file.write, each)
         except OSError as error:
             raise RunError(
-                f"the weights and optimizer states of a trainer cannot be kept in {self._directory} during the "
-                f"producers' turn (--colocate): {error.strerror}"
+                f"weights and optimizer states of a trainer cannot be kept in {self._directory} while they are not "
+                f"used ({self._flag}): {error.strerror}"
             ) from error
 
     def get(self, contents: Sequence[Tensor]) -> None:
@@ -109,6 +133,19 @@ class _PinnedMemory:
         for kept, each in zip(self._kept, contents, strict=True):
             each.copy_(kept, non_blocking=True)
         torch.cuda.synchronize()
+
+
+def storage_of(tensor: Tensor) -> UntypedStorage:
+    """Return the storage of a tensor; of a DTensor that of this rank's part."""
+    local: Any = getattr(tensor, "_local_tensor", tensor)
+    storage: UntypedStorage = local.untyped_storage()
+    return storage
+
+
+def without_storages_of(tensors: Iterable[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
+    """Return the tensors without those whose storages others have, too, with memory or without."""
+    kept = {storage_of(each)._cdata for each in others}
+    return [each for each in tensors if storage_of(each)._cdata not in kept]
 
 
 def _storages(tensors: Iterable[Tensor], device: torch.device) -> list[UntypedStorage]:

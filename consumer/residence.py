@@ -17,7 +17,7 @@ class Residence:
         """Begin with all parts on the device. `parts`: the tensors of each as they are then, by name."""
         self._parts = parts
         directory = Path(tempfile.gettempdir())  # where a machine without a GPU keeps what is parked
-        self._parked = {part: Parking(device=device, directory=directory) for part in parts}
+        self._parked = {part: Parking(device=device, directory=directory, flag="trainer.cpu()") for part in parts}
 
     def park(self, parts: Sequence[str]) -> None:
         """Take these parts off the device, if they are there. Raises: RunError if there is no room for them."""

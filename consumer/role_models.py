@@ -4,9 +4,9 @@ A trainer has several: the policy, which is trained; a reference, a teacher and 
 which are frozen. `ShardedModel` knows how a model is sharded; here tensors are whole and have their Hugging Face names.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from coati_rl.config.optimizer import OptimizerConfig
-from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapted_layers import FACTORS
 from coati_rl.protocols import Role
 from consumer.adapters.adapters import Adapters, AdapterSource
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
+from consumer.model_memory import ModelMemory
 from consumer.models.compiled_ops import CompiledOps
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, load_policy
 from consumer.models.scalar_head import ScalarHead, load_scalar
 from consumer.optim.gradient_clipping import scale_and_clip, sum_of_squares
 from consumer.optim.optimizer import make_optimizer, set_step, state_kinds
-from consumer.optim.optimizer_state import MASTER, pack_state, unpack_state
+from consumer.optim.optimizer_state import check_kinds, pack_state, unpack_state
 from consumer.optim.weight_decay import names_without_decay
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.parameters import ParameterInfo, describe_parameters
@@ -87,6 +87,7 @@ class RoleModel:
             attach = partial(self.adapters.attach, layout=parallelism.layout)
         self._sharded = parallelism.shard(self.module, (*self.infos, *factors), self.torch_optimizer, attach)
         self.parameters = self._sharded.parameters
+        self.memory = ModelMemory(self.module, self.parameters, self.torch_optimizer)
         self._num_accumulated = 0  # since the last optimizer step
         if compiles_ops:
             compiled = CompiledOps(self.module, device=parallelism.device, dtype=DTYPES[precision])
@@ -96,12 +97,14 @@ class RoleModel:
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
         """Return log-probabilities, a scalar head's values or hidden states without gradient; see `ShardedModel`."""
-        with torch.no_grad():
+        with torch.no_grad(), self.memory.used("weights", "head"):
             return self._sharded.score(inputs)
 
-    def head_weights(self) -> HeadWeights | None:
-        """Return the LM head's weights on ranks that compute with it; see `ShardedModel.head_weights`."""
-        return self._sharded.head_weights()
+    @contextmanager
+    def head_weights(self) -> Iterator[HeadWeights | None]:
+        """Provide the LM head's weights on ranks that compute with it; see `ShardedModel.head_weights`."""
+        with self.memory.used("head"):
+            yield self._sharded.head_weights()
 
     def accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
         """Accumulate the gradient of the summed loss. Returns: the loss's reported sums; empty without the head.
@@ -148,7 +151,8 @@ class RoleModel:
         )
         if loss_scale > 0:
             set_step(self.torch_optimizer, settings, learning_rate)
-            self._sharded.step(self.gradients)
+            with self.memory.used("optimizer", changes=True):
+                self._sharded.step(self.gradients)
         self.gradients = {}
         self._num_accumulated = 0
         self._sharded.forget_gradients()
@@ -158,8 +162,9 @@ class RoleModel:
     def move_to(self, other: "RoleModel", mix: float = 1.0) -> None:
         """Move the weights to (1 - mix) * own + mix * those of a model of the same architecture; not collective."""
         theirs = other.parameters.local
-        for name, weight in self.parameters.local.items():
-            weight.copy_(theirs[name] if mix == 1 else torch.lerp(weight.float(), theirs[name].float(), mix))
+        with self.memory.used("weights", "head", changes=True):
+            for name, weight in self.parameters.local.items():
+                weight.copy_(theirs[name] if mix == 1 else torch.lerp(weight.float(), theirs[name].float(), mix))
 
     def export(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Yield this pipeline stage's full weights by name, in Hugging Face order, without a tied LM head.
@@ -191,7 +196,8 @@ class RoleModel:
         digests = dict[str, str]()
         writing = set[Future[dict[str, str]]]()
         parts = self._parts(writer, before_own=lambda: wait(writing))
-        with ThreadPoolExecutor(1, thread_name_prefix="checkpoint") as pool:
+        used = self.memory.used("weights", "head", "optimizer")
+        with used, ThreadPoolExecutor(1, thread_name_prefix="checkpoint") as pool:
             try:
                 for part in parts:
                     digests |= _taken(writing)
@@ -212,15 +218,9 @@ class RoleModel:
             full = reader.get(kind, name)
             return full if full is None or full.dim() == 0 else self.parameters.state_part(name, full)
 
-        found, expected = reader.kinds - {MASTER}, state_kinds(self._settings())
-        has_taken_no_step = not found and MASTER in reader.kinds
-        if found != expected and not has_taken_no_step:
-            raise ConfigError(
-                f"{reader.directory} is not a checkpoint to resume from with this --optimizer: it holds "
-                f"{_listed(found)}, and the optimizer keeps {_listed(expected)}; use the one that wrote it, or start "
-                "from its weights with --model"
-            )
-        unpack_state(self.torch_optimizer, self.masters(), part, reader.kinds)
+        check_kinds(reader.kinds, state_kinds(self._settings()), reader.directory)
+        with self.memory.used("optimizer", changes=True):
+            unpack_state(self.torch_optimizer, self.masters(), part, reader.kinds)
 
     def _parts(
         self, writer: CheckpointWriter, *, before_own: Callable[[], object]
@@ -290,7 +290,3 @@ def _taken(writing: set[Future[dict[str, str]]]) -> dict[str, str]:
 def _keep(tensors: dict[str, Tensor], key: str, full: Tensor, *, is_own: bool) -> None:
     if is_own:
         tensors[key] = full.cpu()
-
-
-def _listed(kinds: Collection[str]) -> str:
-    return f"the optimizer state {', '.join(sorted(kinds))}" if kinds else "no optimizer state"

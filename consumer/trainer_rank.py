@@ -24,7 +24,6 @@ from consumer.evaluation import score_samples
 from consumer.jobs import offline, rl
 from consumer.jobs.job import backend_config, policy_source, start_model
 from consumer.joined_rank import TIMEOUT_S, JoinedRank
-from consumer.model_tensors import parts_of
 from consumer.objectives.objective import Objective
 from consumer.objectives.run_objective import policy_gradient
 from consumer.optim.learning_rate import LearningRate
@@ -72,7 +71,15 @@ class TrainerRank(JoinedRank):
             if dist.is_initialized()
             else Backend(settings, SingleProcess(device=self.device))
         )
-        self._residence = Residence(self.device, parts_of(self._backend.models))
+        self._residence = Residence(
+            self.device,
+            {
+                "weights": lambda: (each for model in self._backend.models.values() for each in model.memory.weights()),
+                "optimizer": lambda: (
+                    each for model in self._backend.models.values() for each in model.memory.optimizer_tensors()
+                ),
+            },
+        )
         self._objective = objective
         peak = LearningRate(peak=config.optimizer.learning_rate)
         self._train_step = TrainStep(self._backend, objective, learning_rate=peak)

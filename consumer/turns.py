@@ -15,7 +15,6 @@ from torch import Tensor
 from coati_rl.errors import CoatiError
 from coati_rl.protocols import WeightReceiver
 from coati_rl.work import HandOverWork
-from consumer.model_tensors import parts_of
 from consumer.parking import Parking
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class TrainersTurn:
         self._connect = connect
         self._publication = publication
         self._timeout_s = timeout_s
-        self._parking = Parking(device=backend.device, directory=directory)
+        self._parking = Parking(device=backend.device, directory=directory, flag="--colocate")
         self._parking.park(self._tensors())
 
     def hand_over(self, work: HandOverWork) -> None:
@@ -83,5 +82,5 @@ class TrainersTurn:
                 list(pool.map(sleep, work.members))
 
     def _tensors(self) -> Iterator[Tensor]:
-        for tensors in parts_of(self._backend.models).values():
-            yield from tensors()
+        for model in self._backend.models.values():
+            yield from model.memory.tensors()

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -37,6 +37,13 @@ _OBJECTS = {"tasks": '{"math": {"reward_type": "boxed"}}', "chat_template_kwargs
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (--help lists the flags)")
+
+
+class _Joined(argparse.Action):
+    """Take several words as one, with commas."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, words: Any, __: str | None = None) -> None:
+        setattr(namespace, self.dest, ",".join(words))
 
 
 class _Help(argparse.Action):
@@ -110,18 +117,22 @@ def _add_flag(parser: argparse._ArgumentGroup, name: str, field: FieldInfo) -> N
         options["action"] = argparse.BooleanOptionalAction  # --no-... overrides a file's true
     else:
         options["metavar"] = described(field, "metavar") or _metavar(field)
+        if get_origin(field.annotation) is tuple and _choices(field):
+            options |= {"action": _Joined, "nargs": "+"}
         if field.annotation == list[str] or name in _PATHS:
             options["action"] = "append"
-    is_empty = field.default is None or field.default is False or field.default in ([], {})
+    is_empty = field.default is None or field.default is False or field.default in ([], {}, ())
     default = "" if is_empty else f" [{shown(field.default)}]"
     parser.add_argument(*names, help=f"{field.description}{default}".replace("%", "%%"), **options)
 
 
+def _choices(field: FieldInfo) -> list[str]:
+    args = (field.annotation, *get_args(field.annotation))
+    return [choice for arg in args for choice in get_args(arg) if isinstance(choice, str)]
+
+
 def _metavar(field: FieldInfo) -> str:
-    choices = [
-        c for arg in (field.annotation, *get_args(field.annotation)) for c in get_args(arg) if isinstance(c, str)
-    ]
-    if choices:
+    if choices := _choices(field):
         return "{" + ",".join(dict.fromkeys(choices)) + "}"
     text = str(field.annotation)
     return next((kind.upper() for kind in ("int", "float", "dict") if kind in text), "TEXT").replace("DICT", "JSON")

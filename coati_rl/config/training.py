@@ -1,9 +1,9 @@
 """The sections and sizes that every training job has, with producers or without."""
 
 from abc import abstractmethod
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from coati_rl.config.cluster import ClusterConfig
 from coati_rl.config.data import DatasetFields
@@ -15,6 +15,7 @@ from coati_rl.config.sections import JobConfig
 from coati_rl.reward_spec import RewardActors
 
 PluginName = Literal["hybrid", "fsdp2"]
+Offloaded = Literal["optimizer", "reference", "teacher", "old", "all"]
 LAYOUT_FIELDS = ("plugin", "tensor_parallel_size", "pipeline_parallel_size", "zero_stage")
 
 
@@ -67,6 +68,17 @@ class TrainersConfig(Section):
         ge=0,
         le=2,
     )
+    offload: tuple[Offloaded, ...] = execution(
+        (),
+        "What lies in host memory while trainers do not use it, on the CPU in a file of the run's directory: the "
+        "optimizer's states and masters outside of its step, a reference, a teacher or the policy before the update "
+        "while they do not score, or all of these. Several are given one after the other.",
+    )
+
+    @field_validator("offload", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(part for part in value.replace(",", " ").split()) if isinstance(value, str) else value
 
 
 class TrainingRunConfig(Section):

@@ -1,17 +1,25 @@
 """Forecast the memory of a run's processes from its config and its models' transformers configs. Bytes throughout."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coati_rl.config.config import Config
+from coati_rl.config.held_models import offloaded
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
 from coati_rl.memory.activations import MicroBatchSize, item_bytes
 from coati_rl.memory.adapters import AdapterShape, adapter_shape, shares_base
 from coati_rl.memory.forecast import Forecast, ProcessMemory
 from coati_rl.memory.model_shape import ModelShape, model_shape
-from coati_rl.memory.trainer import ADAM_MOMENTS, Parts, TrainerLayout, trained_bytes, trainer_parts
+from coati_rl.memory.trainer import (
+    ADAM_MOMENTS,
+    Parts,
+    TrainerLayout,
+    offloaded_bytes,
+    trained_bytes,
+    trainer_parts,
+)
 from coati_rl.plugins import is_plugin
 from coati_rl.transport.manifest import DEFAULT_BUCKET_BYTES
 from coati_rl.transport.rendezvous import CollectiveBackend
@@ -29,7 +37,7 @@ class RunModels:
     """Hold the transformers configs of the models that a trainer holds."""
 
     policy: Any
-    frozen: tuple[Any, ...] = ()  # reference, the policy before the update, teacher
+    frozen: Mapping[str, Any] = field(default_factory=dict)  # reference, old (the policy before the update), teacher
     has_scalar_head: bool = False
     critic: Any = None  # trained beside the policy; None: there is none
     adapter_copies: int = 0  # of the policy's adapters: the policy before the update, on the same base
@@ -121,27 +129,35 @@ def trainer_memory(
     shape = model_shape(models.policy, tensor_parallel_size=tp, has_scalar_head=models.has_scalar_head)
     adapters = _adapters_of(config, models.policy, layout)
     layout = replace(layout, adapters=adapters)
-    parts = trainer_parts(shape, size, layout)
-    shards = config.dp if layout.is_fully_sharded else layout.pp
-    frozen = [model_shape(each, tensor_parallel_size=tp).num_weights for each in models.frozen]
-    parts["frozen models"] = sum(frozen) * item_bytes(layout.precision) // shards
+    shards, e = config.dp if layout.is_fully_sharded else layout.pp, item_bytes(layout.precision)
+    frozen = {
+        role: model_shape(each, tensor_parallel_size=tp).num_weights * e // shards
+        for role, each in models.frozen.items()
+    }
+    away = [count for role, count in frozen.items() if role in offloaded(config)]
+    parts = trainer_parts(shape, size, layout, scoring_bytes=max(away, default=0))
+    parts["frozen models"] = parts.get("frozen models", 0) + sum(frozen.values()) - sum(away)
     parts["frozen models"] += models.adapter_copies * parts["parameters"]
+    elsewhere = sum(away) + offloaded_bytes(shape, size, layout)
     if models.critic is not None:  # its activations are there when the policy's are not
         critic = model_shape(models.critic, tensor_parallel_size=tp, has_scalar_head=True)
         of_critic = replace(layout, adapters=_adapters_of(config, models.critic, layout))
         parts["critic"] = trained_bytes(critic, size, of_critic)
+        elsewhere += offloaded_bytes(critic, size, of_critic)
     host: Parts = {"libraries": TRAINER_LIBRARIES}
+    if machine.device == "cuda":  # on the CPU it is in a file
+        host["offloaded"] = elsewhere
     if kept_versions:  # on data-parallel rank 0, or with FSDP2 each rank its part; a mean over ranks
         copies = 1 if layout.is_fully_sharded else config.dp
         host["kept weights"] = kept_versions * parts["parameters"] // copies
     if backend is not None:
-        whole = model_shape(models.policy).num_weights * item_bytes(layout.precision)
+        whole = model_shape(models.policy).num_weights * e
         _add_sent_weights(parts, host, backend, layout, whole=whole, largest=shape.largest_tensor)
     if not shape.is_known:
         parts.pop("activations", None)
     shared: Parts = {}
     if adapters is not None and adapters.is_base_shared:
-        shared = {"base": adapters.whole_weights(shape) * item_bytes(layout.precision)}
+        shared = {"base": adapters.whole_weights(shape) * e}
     return ProcessMemory(
         name="trainer",
         count=config.parallel.num_trainers,
@@ -212,6 +228,7 @@ def _trainer_layout(config: TrainingConfig, device: Device, *, has_several_micro
         gradient_checkpointing=parallel.gradient_checkpointing,
         has_several_micro_batches=has_several_micro_batches,
         adam_moments=0 if is_plugin(config.optimizer.optimizer) else ADAM_MOMENTS,
+        offloads_optimizer="optimizer" in offloaded(config),
     )
 
 

@@ -16,6 +16,7 @@ from coati_rl.memory.activations import (
     heap_bytes,
     item_bytes,
     kept_bytes,
+    layer_bytes,
 )
 from coati_rl.memory.adapters import AdapterShape
 from coati_rl.memory.model_shape import ModelShape
@@ -27,6 +28,8 @@ HEAP = "heap"  # the part that is assumed, not counted: see `heap_bytes`
 
 BUCKET_BYTES = 2**26  # of a sum of gradients over ranks: `consumer.parallel.gradient_reduction`
 ADAM_MOMENTS = 2  # float32 numbers a parameter
+_OFFLOADED = ("masters", "optimizer")  # parts that --offload optimizer takes away between two steps
+_HELD = ("parameters", "base", *_OFFLOADED, "gradients")  # of a trained model, while another one computes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +46,7 @@ class TrainerLayout:
     has_several_micro_batches: bool = True  # in a step, so that gradients are held while activations are
     adam_moments: int = ADAM_MOMENTS  # of the optimizer's states; 0: unknown
     adapters: AdapterShape | None = None  # trained in place of the weights
+    offloads_optimizer: bool = False  # masters and moments are on the device in the optimizer's step alone
 
     @property
     def is_fully_sharded(self) -> bool:
@@ -50,16 +54,25 @@ class TrainerLayout:
         return self.plugin == "fsdp2"
 
 
-def trainer_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> Parts:
+def trainer_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout, *, scoring_bytes: int = 0) -> Parts:
     """Return the largest rank's memory of a step.
 
     Args:
         shape: of a tensor-parallel rank's part of the model.
         size: of the largest micro-batch.
         layout: of the trainers.
+        scoring_bytes: weights of the largest frozen model that is on the device while it scores, and at no other time.
     """
-    parts = _sharded_parts if layout.is_fully_sharded else _replicated_parts
-    moments = parts(shape, size, layout)
+    moments = _moments(shape, size, layout)
+    if scoring_bytes:
+        moments.append(
+            {name: moments[0][name] for name in _HELD if name in moments[0]}
+            | {
+                "frozen models": scoring_bytes,
+                "activations": layer_bytes(shape, size, layout.precision, layout.device),
+                "LM head": head_bytes(shape, size, layout.precision, layout.device, is_trained=False),
+            }
+        )
     largest = max(moments, key=lambda each: sum(each.values()))
     # FSDP2's processes on the CPU return to the system what they free: `consumer.environment`.
     if layout.device == "cpu" and layout.adapters is not None and not layout.is_fully_sharded:
@@ -76,7 +89,23 @@ def trainer_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout
 def trained_bytes(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> int:
     """Return what the largest rank holds of a trained model while another one computes."""
     parts = trainer_parts(shape, size, layout)
-    return sum(parts.get(name, 0) for name in ("parameters", "base", "masters", "optimizer", "gradients"))
+    away = _OFFLOADED if layout.offloads_optimizer else ()
+    return sum(parts.get(name, 0) for name in _HELD if name not in away)
+
+
+def offloaded_bytes(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> int:
+    """Return what the largest rank keeps of a trained model elsewhere, between two steps."""
+    in_step = _moments(shape, size, layout)[-1]
+    return sum(in_step.get(name, 0) for name in _OFFLOADED) if layout.offloads_optimizer else 0
+
+
+def _moments(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> list[Parts]:
+    """Return the parts at each moment of a step; with `offloads_optimizer` the optimizer's is the last one."""
+    moments = (_sharded_parts if layout.is_fully_sharded else _replicated_parts)(shape, size, layout)
+    if not layout.offloads_optimizer:
+        return moments
+    in_step = {name: moments[2][name] for name in _HELD if name in moments[2]}
+    return [*({name: each[name] for name in each if name not in _OFFLOADED} for each in moments), in_step]
 
 
 def _replicated_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> list[Parts]:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from coati_rl.config import Config
 from coati_rl.config.engine_rules import check_width
+from coati_rl.config.held_models import frozen_models, keeps_old_policy
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.config.plan import resolve_precision
@@ -60,8 +61,7 @@ def check_run_memory(
     machine = this_machine(config, device, gpu_memory)
     others = _reward_model_configs(config)
     checked = run_check(config, hf_config, machine, prompt_tokens=prompt_tokens, check_layout=check_layout)
-    frozen = _frozen_of_run(config.with_gap_correction(), hf_config)
-    return _found(checked, [hf_config, *frozen, *others.values()])
+    return _found(checked, [hf_config, *_frozen_of_run(config, hf_config).values(), *others.values()])
 
 
 def run_check(
@@ -75,9 +75,9 @@ def run_check(
     """Return the check of a run with producers; see `check_run_memory`."""
     models = RunModels(
         policy=hf_config,
-        frozen=_frozen_of_run(config.with_gap_correction(), hf_config),
+        frozen=_frozen_of_run(config, hf_config),
         critic=_critic_of_run(config, hf_config),
-        adapter_copies=int(config.lora.is_on and _keeps_old(config.with_gap_correction())),
+        adapter_copies=int(config.lora.is_on and keeps_old_policy(config)),
     )
     of_rewards = _reward_model_configs(config)
 
@@ -127,7 +127,7 @@ def check_job_memory(
     machine = this_machine(config, device, gpu_memory)
     checked = job_check(config, hf_config, machine, samples=samples, check_layout=check_layout)
     found = _models_of_job(config, hf_config)
-    return _found(checked, [found.policy, *found.frozen])
+    return _found(checked, [found.policy, *found.frozen.values()])
 
 
 def job_check(
@@ -169,13 +169,11 @@ def job_check(
 
 def _models_of_job(config: OfflineConfig, hf_config: Any) -> RunModels:
     """Return the models that a trainer holds; a reference that is computed first is freed before the first step."""
-    has_reference = config.uses_reference and not config.precomputes_reference
-    shares_base = config.lora.is_on and config.reference_model == config.model.model
-    frozen = [config.reference_model] if has_reference and not shares_base else []
-    frozen += [config.teacher] if config.teacher is not None else []
+    paths = {"reference": config.reference_model, "teacher": config.teacher or ""}
+    held = frozen_models(config) - ({"reference"} if config.precomputes_reference else set())
     return RunModels(
         policy=hf_config,
-        frozen=tuple(_config_of(each, config, hf_config) for each in frozen if _is_here(each)),
+        frozen={role: _config_of(paths[role], config, hf_config) for role in sorted(held) if _is_here(paths[role])},
         has_scalar_head=config.HAS_SCALAR_HEAD,
     )
 
@@ -216,17 +214,12 @@ def backend_of(config: Config, hf_config: Any, device: Device) -> CollectiveBack
     )
 
 
-def _frozen_of_run(config: Config, hf_config: Any) -> tuple[Any, ...]:
+def _frozen_of_run(config: Config, hf_config: Any) -> dict[str, Any]:
     """Return the configs of reference, policy before the update, and teacher, where a run has them."""
-    # With adapters they have the policy's base.
-    own = [] if config.lora.is_on else [hf_config] * ((config.algorithm.kl_coeff > 0) + _keeps_old(config))
+    own = {role: hf_config for role in ("reference", "old") if role in frozen_models(config)}
     teacher = config.distillation.teacher
-    return (*own, *([_config_of(teacher, config, hf_config)] if teacher is not None and _is_here(teacher) else []))
-
-
-def _keeps_old(config: Config) -> bool:
-    """Whether a run keeps the policy before the update; it is the step's own if a sync is due after each step."""
-    return config.recomputes_old_logprobs and config.sync_period > config.algorithm.updates_per_batch
+    has_teacher = teacher is not None and _is_here(teacher)
+    return own | ({"teacher": _config_of(str(teacher), config, hf_config)} if has_teacher else {})
 
 
 def _critic_of_run(config: Config, hf_config: Any) -> Any:

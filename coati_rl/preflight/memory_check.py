@@ -196,6 +196,8 @@ class MemoryCheck(Generic[Job]):
         is_bf16 = resolve_precision(config, self.machine.device) == "bf16"
         yield from (each for each in layouts(config, is_bf16=is_bf16) if each.flags)
         yield from self._wider_engines()
+        if "all" not in parallel.offload:
+            yield Change(flags="--offload all", values={"offload": ("all",)})
         if flat.get("logprob_gap_tokens"):
             yield Change(flags="--logprob-gap-tokens 0", values={"logprob_gap_tokens": 0})
         for engines in range(config.num_producers - 1, 0, -1):

@@ -1,5 +1,6 @@
 """Define what a job and the trainer that runs it know of each other."""
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from coati_rl.config.held_models import offloaded
 from coati_rl.config.training import TrainingConfig
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import Role
@@ -86,13 +88,16 @@ def start_model(config: TrainingConfig) -> ModelSource:
     return ModelSource(directory=base, shares="policy", adapters=start)
 
 
-def backend_config(config: TrainingConfig, models: Mapping[Role, ModelSource], *, dtype: str) -> BackendConfig:
+def backend_config(
+    config: TrainingConfig, models: Mapping[Role, ModelSource], *, dtype: str, run_dir: Path | None = None
+) -> BackendConfig:
     """Return what a trainer's backend is built from.
 
     Args:
         config: of the job.
         models: by role.
         dtype: "float32" or "bfloat16", of engine weights and of weight transfers.
+        run_dir: where a CPU's files of --offload are; None: in the system's directory of temporary ones.
     """
     parallel = config.parallel
     return BackendConfig(
@@ -110,4 +115,6 @@ def backend_config(config: TrainingConfig, models: Mapping[Role, ModelSource], *
         gradient_checkpointing=parallel.gradient_checkpointing,
         compile_ops=parallel.compile_ops,
         keep_checkpoints=config.run.keep_checkpoints,
+        offload=offloaded(config),
+        offload_dir=run_dir or Path(tempfile.gettempdir()),
     )

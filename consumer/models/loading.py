@@ -105,6 +105,17 @@ def convert(model: PreTrainedModel) -> None:
         parameter.data = parameter.data.to(model.config.dtype, copy=copies)
 
 
+def take_own_memory(model: PreTrainedModel) -> None:
+    """Copy parameters that are maps of files: those of a frozen model that takes the weights of a trained one.
+
+    The first time that it does the system would copy them page by page, to addresses by which products round.
+    """
+    for parameter in model.parameters():
+        local: Any = getattr(parameter, "_local_tensor", parameter)
+        if not local.untyped_storage().resizable():
+            parameter.data = parameter.data.clone()
+
+
 def _unreadable(model_dir: Path, error: Exception) -> ConfigError:
     return ConfigError(f"--model {model_dir} cannot be loaded: {error}")
 

@@ -6,10 +6,13 @@ its type after its name: `step.int`.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from coati_rl.errors import ConfigError
 
 MASTER = "master"
 _NUMBERS: Mapping[type, tuple[str, torch.dtype]] = {
@@ -68,3 +71,25 @@ def unpack_state(
                 state[plain if is_number else kind] = part.item() if is_number else copied
         if state:
             optimizer.state[master] = state
+
+
+def check_kinds(found: Collection[str], expected: Collection[str], directory: Path) -> None:
+    """Raise ConfigError if a checkpoint's kinds of state are others than an optimizer keeps; before a step it has none.
+
+    Args:
+        found: kinds in the checkpoint, masters among them.
+        expected: kinds that the optimizer keeps.
+        directory: of the checkpoint, for the message.
+    """
+    states = frozenset(found) - {MASTER}
+    has_taken_no_step = not states and MASTER in found
+    if states != frozenset(expected) and not has_taken_no_step:
+        raise ConfigError(
+            f"{directory} is not a checkpoint to resume from with this --optimizer: it holds {_listed(states)}, and "
+            f"the optimizer keeps {_listed(expected)}; use the one that wrote it, or start from its weights with "
+            "--model"
+        )
+
+
+def _listed(kinds: Collection[str]) -> str:
+    return f"the optimizer state {', '.join(sorted(kinds))}" if kinds else "no optimizer state"

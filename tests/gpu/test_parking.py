@@ -19,7 +19,7 @@ def test_a_gpu_s_memory_is_free_while_tensors_are_parked(tmp_path: Path) -> None
     tensors = [flat, flat[8:24].view(4, 4), torch.arange(2**20, device=device)]
     before = [each.clone().cpu() for each in tensors]
     used = torch.cuda.memory_allocated(device)
-    parking = Parking(device=device, directory=tmp_path)
+    parking = Parking(device=device, directory=tmp_path, flag="--colocate")
     for _ in range(2):
         parking.park(tensors)
         assert torch.cuda.memory_allocated(device) <= used - parking.num_bytes

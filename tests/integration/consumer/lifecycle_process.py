@@ -19,7 +19,6 @@ from coati_rl.errors import RunError
 from coati_rl.protocols import Role
 from consumer import checkpoint
 from consumer.backend import Backend
-from consumer.model_tensors import parts_of
 from consumer.models.weight_history import WeightHistory
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
@@ -195,8 +194,8 @@ def resume(
 
 def give_up_memory(backend: Backend, directory: Path) -> None:
     """As between two turns of the trainers."""
-    parking = Parking(device=backend.device, directory=directory)
-    parking.park(each for tensors in parts_of(backend.models).values() for each in tensors())
+    parking = Parking(device=backend.device, directory=directory, flag="--colocate")
+    parking.park(each for model in backend.models.values() for each in model.memory.tensors())
     # Frozen models may be maps of files, which cost nothing.
     trained = {n: getattr(each, "_local_tensor", each) for n, each in backend.policy.module.named_parameters()}
     masters = {f"master of {name}": each for name, each in backend.policy.masters().items()}

@@ -99,8 +99,8 @@ def test_a_model_with_a_scalar_head_is_sharded_and_has_no_lm_head(model_dir: Pat
     expected, found = exported(plain), exported(sharded)
     assert list(found) == list(expected) and "score.weight" in found
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-    with pytest.raises(ValueError, match="the LM head is none of the model's parameters"):
-        sharded.policy.head_weights()
+    with pytest.raises(ValueError, match="the LM head is none"), sharded.policy.head_weights():
+        pass
 
 
 def test_masters_are_float32_and_exports_are_what_the_forward_rounds_them_to(model_dir: Path) -> None:

@@ -26,7 +26,7 @@ def test_views_aliases_and_the_optimizer_s_states_are_bit_for_bit_what_they_were
     view, whole = flat[3:9].view(2, 3), flat.view(5, 8)
     tensors = [*model.parameters(), flat, view, whole, torch.arange(9), torch.empty(0)]
     before = [each.detach().clone() for each in tensors]
-    parking = Parking(device=CPU, directory=tmp_path)
+    parking = Parking(device=CPU, directory=tmp_path, flag="--colocate")
     for _ in range(2):  # the second time over the first
         parking.park(tensors)
         assert all(each.untyped_storage().nbytes() == 0 for each in tensors)
@@ -54,13 +54,13 @@ def test_a_model_trains_on_as_if_nothing_had_been_parked(tmp_path: Path) -> None
                 parking.unpark()
         return [each.detach() for each in model.parameters()]
 
-    assert all(map(torch.equal, train(None), train(Parking(device=CPU, directory=tmp_path))))
+    assert all(map(torch.equal, train(None), train(Parking(device=CPU, directory=tmp_path, flag="--colocate"))))
 
 
 def test_the_memory_is_the_operating_system_s_again(tmp_path: Path) -> None:
     tensors = [torch.ones(MIB // 4) for _ in range(64)]  # below the size from which malloc maps memory by itself
     before = resident_bytes()
-    parking = Parking(device=CPU, directory=tmp_path)
+    parking = Parking(device=CPU, directory=tmp_path, flag="--colocate")
     parking.park(tensors)
     assert before - resident_bytes() > 56 * MIB
     parking.unpark()
@@ -71,7 +71,7 @@ def test_digests_do_not_pin_the_memory(tmp_path: Path) -> None:
     tensor = torch.arange(12, dtype=torch.int32)
     assert bytes(bytes_of(tensor)) == tensor.clone().numpy().tobytes()
     assert bytes(bytes_of(torch.empty(0))) == b""
-    parking = Parking(device=CPU, directory=tmp_path)
+    parking = Parking(device=CPU, directory=tmp_path, flag="--colocate")
     parking.park([tensor])
     assert parking.num_bytes == 48
     parking.unpark()
@@ -83,7 +83,7 @@ def test_digests_do_not_pin_the_memory(tmp_path: Path) -> None:
 def test_a_map_of_a_file_stays(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(64))
     mapped = torch.from_file(str(tmp_path / "file"), size=16)
-    parking = Parking(device=CPU, directory=tmp_path)
+    parking = Parking(device=CPU, directory=tmp_path, flag="--colocate")
     parking.park([mapped])
     assert parking.num_bytes == 0
     assert mapped.tolist() == [0.0] * 16
@@ -91,7 +91,7 @@ def test_a_map_of_a_file_stays(tmp_path: Path) -> None:
 
 
 def test_what_is_parked_cannot_be_parked_again(tmp_path: Path) -> None:
-    parking = Parking(device=CPU, directory=tmp_path)
+    parking = Parking(device=CPU, directory=tmp_path, flag="--colocate")
     parking.park([torch.ones(2)])
     with pytest.raises(ValueError, match="parked already"):
         parking.park([torch.ones(2)])
@@ -99,7 +99,7 @@ def test_what_is_parked_cannot_be_parked_again(tmp_path: Path) -> None:
 
 def test_without_room_nothing_is_given_up_and_the_directory_is_named(tmp_path: Path) -> None:
     tensor = torch.ones(MIB)
-    parking = Parking(device=CPU, directory=tmp_path)
+    parking = Parking(device=CPU, directory=tmp_path, flag="--colocate")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     import signal
 

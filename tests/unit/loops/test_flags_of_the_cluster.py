@@ -185,6 +185,14 @@ def test_gradient_checkpointing__reaches_the_training_engine(backend_of, config_
     assert backend_of(config_with(gradient_checkpointing=is_on)).gradient_checkpointing is is_on
 
 
+def test_offload__reaches_the_training_engine_with_the_runs_directory(backend_of, config_with, tmp_path):
+    everything = config_with(offload=("all",), kl_coeff=0.1, old_logprobs="trainer")
+    assert backend_of(everything).offload == {"optimizer", "reference", "old"}
+    found = backend_of(config_with(offload="optimizer"))
+    assert (found.offload, found.offload_dir) == ({"optimizer"}, tmp_path)
+    assert backend_of(config_with()).offload == frozenset()
+
+
 @pytest.mark.parametrize("is_on", [None, False, True])
 def test_compile_ops__reaches_the_training_engine(backend_of, config_with, is_on):
     assert backend_of(config_with(compile_ops=is_on)).compile_ops is is_on

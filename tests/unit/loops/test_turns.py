@@ -79,6 +79,12 @@ def test_a_run_that_is_ahead_trains_a_rollout_step_in_a_turn_with_the_same_bits_
     assert_same_run(first, again)
 
 
+def test_a_run_in_turns_whose_models_are_offloaded_too_has_the_same_bits(run_in_threads):
+    models = {"kl_coeff": 0.05, "old_logprobs": "trainer", "precision": "bf16"}
+    plain, offloaded = (run_in_threads(TURNS | models | more) for more in ({}, {"offload": ("all",)}))
+    assert_same_run(plain, offloaded)
+
+
 def test_one_side_gives_its_memory_up_before_the_other_takes_any(run_in_threads, monkeypatch):
     noted = []
 

@@ -4,9 +4,10 @@ import pytest
 from transformers import AutoConfig
 
 from coati_rl.config.cli import parse
+from coati_rl.memory.activations import MicroBatchSize
 from coati_rl.memory.forecast import ENGINE_RANK, Forecast, ProcessMemory
 from coati_rl.memory.model_shape import model_shape
-from coati_rl.memory.run_memory import Machine, reward_model_memory, rl_micro_batch
+from coati_rl.memory.run_memory import Machine, RunModels, reward_model_memory, rl_micro_batch, trainer_memory
 
 MACHINE = Machine(device="cpu", host_bytes=2**34)
 JUDGE = AutoConfig.for_model("llama", hidden_size=64, intermediate_size=128, num_hidden_layers=2, vocab_size=100)
@@ -51,3 +52,28 @@ def test_each_copy_of_a_reward_model_has_its_weights_where_it_computes(devices, 
     (in_gpu_mode,) = reward_model_memory(config, Machine(device="cuda", host_bytes=2**34), {directory: JUDGE})
     assert in_gpu_mode.device_bytes == (0 if on_host else 2 * weights)
     assert in_gpu_mode.on_host("cuda").get("parameters", 0) == (2 * weights if on_host else 0)
+
+
+def test_offloaded_models_leave_a_gpu_for_host_memory_and_a_cpus_memory_for_a_file():
+    size = MicroBatchSize(tokens=1 << 16, loss_tokens=1 << 15, longest=64)
+    models = RunModels(policy=JUDGE, frozen={"reference": JUDGE, "teacher": JUDGE})
+    weights = model_shape(JUDGE).num_weights
+
+    def memory(device, *offload):
+        config = config_of(
+            f"-t 1 --precision fp32 --teacher t -kl 0.1 {' '.join(['--offload', *offload] if offload else [])}"
+        )
+        machine = Machine(device=device, host_bytes=2**34)
+        return trainer_memory(config, models, size, machine, has_several_micro_batches=True)
+
+    plain, of_reference, of_all = (memory("cuda", *each) for each in ((), ("reference",), ("all",)))
+    assert plain.parts["frozen models"] == 8 * weights
+    assert of_reference.parts["frozen models"] == 4 * weights
+    assert of_all.device_bytes == plain.device_bytes - 16 * weights, "two models and two moments"
+    assert (plain.host["offloaded"], of_reference.host["offloaded"], of_all.host["offloaded"]) == (
+        0, 4 * weights, 16 * weights,
+    )  # fmt: skip
+    on_cpu = memory("cpu", "all")
+    assert "offloaded" not in on_cpu.on_host("cpu")
+    heap = on_cpu.parts.pop("heap")
+    assert heap and on_cpu.device_bytes == memory("cpu").device_bytes - heap - 16 * weights

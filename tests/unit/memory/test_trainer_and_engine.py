@@ -14,7 +14,7 @@ from coati_rl.memory.engine import (
 )
 from coati_rl.memory.forecast import Forecast, ProcessMemory, gib
 from coati_rl.memory.model_shape import ModelShape
-from coati_rl.memory.trainer import BUCKET_BYTES, TrainerLayout, trainer_parts
+from coati_rl.memory.trainer import BUCKET_BYTES, TrainerLayout, offloaded_bytes, trained_bytes, trainer_parts
 from consumer.parallel.gradient_reduction import BUCKET_ELEMENTS
 
 SHAPE = ModelShape(
@@ -49,6 +49,39 @@ def test_states_in_bfloat16_have_masters_which_zero_shards():
 def test_fsdp2_shards_weights_moments_and_gradients():
     parts = trainer_parts(SHAPE, SIZE, TrainerLayout(precision="fp32", plugin="fsdp2", dp=4))
     assert parts["parameters"] == parts["gradients"] == WEIGHTS and parts["optimizer"] == 2 * WEIGHTS
+
+
+@pytest.mark.parametrize(
+    ("layout", "away"),
+    [
+        (TrainerLayout(precision="fp32"), 8 * WEIGHTS),  # two moments
+        (TrainerLayout(precision="bf16"), 12 * WEIGHTS),  # and masters
+        (TrainerLayout(precision="bf16", dp=4, zero_stage=1), 3 * WEIGHTS),
+        (TrainerLayout(precision="bf16", plugin="fsdp2", dp=4), 2 * WEIGHTS),  # whose masters are the parameters
+    ],
+)
+def test_an_offloaded_optimizer_is_not_there_while_activations_are(layout, away):
+    offloaded = replace(layout, offloads_optimizer=True)
+    assert offloaded_bytes(SHAPE, SIZE, layout) == 0
+    assert offloaded_bytes(SHAPE, SIZE, offloaded) == away
+    assert trained_bytes(SHAPE, SIZE, layout) - trained_bytes(SHAPE, SIZE, offloaded) == away
+    many, names = MicroBatchSize(tokens=8192, loss_tokens=8192, longest=64), ("masters", "optimizer")
+    plain, in_forward = (trainer_parts(SHAPE, many, each) for each in (layout, offloaded))
+    assert sum(in_forward.get(name, 0) for name in names) == 0 and in_forward["activations"] > away
+    assert {**in_forward, **{name: plain[name] for name in names if name in plain}} == plain
+
+
+def test_an_offloaded_optimizer_is_there_in_its_step():
+    few = MicroBatchSize(tokens=1, loss_tokens=1, longest=1)
+    in_step = trainer_parts(SHAPE, few, TrainerLayout(precision="bf16", offloads_optimizer=True))
+    expected = {"parameters": 2 * WEIGHTS, "masters": 4 * WEIGHTS, "optimizer": 8 * WEIGHTS, "gradients": 4 * WEIGHTS}
+    assert {name: size for name, size in in_step.items() if name != "heap"} == expected
+
+
+def test_a_model_that_scores_alone_counts_where_it_is_more_than_a_step():
+    small, large = (trainer_parts(SHAPE, SIZE, TrainerLayout(precision="fp32"), scoring_bytes=n) for n in (1, 10**9))
+    assert small == trainer_parts(SHAPE, SIZE, TrainerLayout(precision="fp32"))
+    assert large["frozen models"] == 10**9 and large["parameters"] == 4 * WEIGHTS and "backward" not in large
 
 
 def test_recomputed_activations_take_less_and_grow_with_tokens():

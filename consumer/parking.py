@@ -16,6 +16,7 @@ from torch import Tensor, UntypedStorage
 from coati_rl.errors import RunError
 from coati_rl.processes.freed_memory import return_freed_memory
 from coati_rl.tensor_bytes import bytes_of
+from coati_rl.text import first_line
 
 
 class _Keeper(Protocol):
@@ -39,7 +40,7 @@ class Parking:
             directory: of the file, if the device is the CPU.
             flag: by which the user wants it, for messages.
         """
-        self._device = device
+        self._device, self._flag = device, flag
         self._keeper: _Keeper = _PinnedMemory() if device.type == "cuda" else _File(directory, flag)
         self._parked: list[tuple[UntypedStorage, int]] = []
 
@@ -63,8 +64,14 @@ class Parking:
         """Give the tensors memory and contents back, if they are parked. Raises: RunError if that is not possible."""
         if not self._parked:
             return
-        for storage, size in self._parked:
-            storage.resize_(size)
+        try:
+            for storage, size in self._parked:
+                storage.resize_(size)
+        except RuntimeError as error:  # of PyTorch: a GPU's or the host's memory is full
+            raise RunError(
+                f"there is no memory for {self.num_bytes / 2**30:.2g} GiB of a trainer's weights and optimizer states "
+                f"({self._flag}): {first_line(error)}"
+            ) from error
         self._keeper.get([_bytes(storage) for storage, _ in self._parked])
         self._parked = []
 

@@ -112,3 +112,19 @@ def test_without_room_nothing_is_given_up_and_the_directory_is_named(tmp_path: P
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
     assert bool((tensor == 1).all())
+
+
+def test_memory_that_is_gone_when_a_turn_begins_is_named(tmp_path: Path) -> None:
+    tensor = torch.ones(2**26)  # 0.25 GiB
+    parking = Parking(device=CPU, directory=tmp_path, flag="--colocate")
+    parking.park([tensor])
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**26, limits[1]))
+    try:
+        with pytest.raises(RunError, match=r"no memory for 0.25 GiB of a trainer's weights .*\(--colocate\): .*memory"):
+            parking.unpark()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    parking.unpark()
+    assert bool((tensor == 1).all())

@@ -1,26 +1,23 @@
 """Read the JSON Lines that runs write, for the reports of examples."""
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+from coati_rl.errors import ConfigError
+from coati_rl.run_reader.json_lines import read_json_lines
 
 Row = dict[str, Any]
 
 
 def read_rows(path: Path) -> list[Row]:
     """Read a JSON Lines file. Raises: SystemExit with a message for a missing or invalid one."""
+    if not path.is_file():
+        raise SystemExit(f"{path}: cannot be read; give the folder of a run")
     try:
-        lines = path.read_text(encoding="utf-8").strip("\n").split("\n")  # a text may hold other line ends
-    except OSError as error:
-        raise SystemExit(f"{path}: cannot be read ({error.strerror}); give the folder of a run") from error
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise SystemExit(f"{path}:{number}: the line is not JSON: {error}") from error
-    return rows
+        return [*read_json_lines(path)]
+    except (OSError, ConfigError) as error:
+        raise SystemExit(f"{path}: cannot be read: {error}") from error
 
 
 def accuracy_by_task(rows: list[Row]) -> dict[str, list[tuple[int, float]]]:

@@ -1,0 +1,137 @@
+"""Test what is read of a run's directory, and how its rollouts are shown."""
+
+import fcntl
+import json
+
+import pytest
+
+from coati_rl.command_line import main
+from coati_rl.errors import ConfigError
+from coati_rl.run_reader.json_lines import read_json_lines
+from coati_rl.run_reader.run_directory import RunDirectory
+from coati_rl.run_reader.show import printable
+
+LINE = {
+    "step": 1, "uid": "train-1.0", "sample": 0, "episode": 0, "producer": 0, "prompt": "1 + 1?", "gt_answer": "2",
+    "response": "2", "num_tokens": 1, "finish_reason": "stop", "temperature": 1.0, "policy_versions": [0, 0],
+    "reward": 1.0, "answer_correct": True, "format_valid": True, "verdict": "ok", "detail": "", "is_trained": True,
+    "advantage": 0.5,
+}  # fmt: skip
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a run's directory with these rollouts by file, and steps."""
+
+    def write(rollouts, steps=({"step": 1, "loss": 0.25},)):
+        (tmp_path / "rollouts").mkdir()
+        (tmp_path / "config.yaml").write_text("run:\n  project: test\n")
+        for name, lines in rollouts.items():
+            text = "".join(json.dumps(LINE | line, ensure_ascii=False) + "\n" for line in lines)
+            (tmp_path / "rollouts" / name).write_text(text, encoding="utf-8")
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+        return tmp_path
+
+    return write
+
+
+FIRST, SECOND = "steps-000001-000100.jsonl", "steps-000101-000200.jsonl"
+
+
+def test_lines_end_at_line_feeds_alone_and_one_that_is_cut_off_is_left_out(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes('{"text": "a\u2028b\x85c"}\n{"text": "'.encode())
+    assert [*read_json_lines(path)] == [{"text": "a\u2028b\x85c"}]
+    path.write_text('{"a": 1}\n[1]\n{"a": 2}\n')
+    with pytest.raises(ConfigError, match=r"lines.jsonl:2: the line is not of a run: it is not an object"):
+        [*read_json_lines(path)]
+    assert [*read_json_lines(tmp_path / "missing")] == []
+
+
+def test_a_step_is_read_from_the_file_that_holds_it(write):
+    run = RunDirectory(write({FIRST: [{}, {"step": 2}], SECOND: [{"step": 101}], "steps-other.jsonl": [{}]}))
+    assert [each.step for each in run.rollouts()] == [1, 2, 101]
+    assert [each.uid for each in run.rollouts(101)] == ["train-1.0"]
+    (run.path / "rollouts" / FIRST).write_text("this file is not read\n")
+    assert [each.step for each in run.rollouts(101)] == [101]
+    assert run.steps() == [{"step": 1, "loss": 0.25}]
+    assert run.config() == {"run": {"project": "test"}}
+    assert run.evaluations() == run.syncs() == run.checkpoints() == []
+
+
+def test_a_run_is_running_while_a_process_holds_its_lock_and_reading_does_not_take_it(write):
+    run = RunDirectory(write({FIRST: [{}]}))
+    assert not run.is_running()
+    with (run.path / ".lock").open("w") as lock:
+        assert not run.is_running()
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert run.is_running()
+    assert not run.is_running()
+
+
+def test_the_best_answer_of_each_prompt_comes_first_and_the_worst_last(write, capsys):
+    rewards = [0.0, 1.0, None, 0.5]
+    lines = [{"sample": n, "reward": reward, "response": f"answer {n}"} for n, reward in enumerate(rewards)]
+    other = {"uid": "train-2.0", "gt_answer": "3", "is_trained": False, "advantage": None}
+    run = write({FIRST: [*lines, other]})
+    assert main(["show", str(run), "-n", "1"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == f"{run}: not running, 1 step, no checkpoint"
+    assert shown[1] == "step 1: 5 rollouts, loss 0.25"
+    assert shown[3] == "train-1.0: rewards 0 1 - 0.5; 4 of 4 trained; ground truth: 2"
+    assert [line.strip() for line in shown if "answer: answer" in line] == ["answer: answer 1", "answer: answer 2"]
+    assert "train-2.0: rewards 1; 0 of 1 trained; ground truth: 3" in shown
+    assert "  sample 0: reward 1, ok, not trained, 1 token, stop, version 0" in shown
+    assert main(["show", str(run), "--uid", "train-1.0", "-n", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("answer 1") < shown.index("answer 3") < shown.index("answer 0") < shown.index("answer 2")
+    assert "train-2.0" not in shown
+
+
+def test_conversations_are_shown_with_the_calls_of_tools(write, capsys):
+    call = {"type": "function", "function": {"name": "python", "arguments": '{"code": "1+1"}'}}
+    messages = [
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": [{"type": "text", "text": "2"}]},
+    ]
+    assert main(["show", str(write({FIRST: [{"messages": messages}]}))]) == 0
+    shown = capsys.readouterr().out
+    assert '    assistant: -> python({"code": "1+1"})\n    tool: 2\n' in shown
+
+
+def test_what_a_model_says_does_not_reach_the_terminal_as_a_command(write, capsys):
+    said = "a\x1b[2Jb\u202ec\u2028d\re\x85f\ud83d" + "x" * 3000
+    lines = json.dumps(LINE | {"response": said, "detail": "\x1b]0;title\x07"}) + "\n"
+    run = write({})
+    (run / "rollouts" / FIRST).write_text(lines)
+    assert main(["show", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert r"a\x1b[2Jb\u202ec\u2028d\re\x85f\ud83d" in shown
+    assert shown.isprintable() or {each for each in shown if not each.isprintable()} == {"\n"}
+    assert "more characters" in shown and len(shown) < 3000
+    assert printable("tab\tand\nline, é, 数, 🎉") == "tab\tand\nline, é, 数, 🎉"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--step", "7"], "no rollout is recorded for step 7"),
+        (["--uid", "other"], "no rollout of prompt other is recorded for step 1"),
+    ],
+)
+def test_what_is_not_there_is_named(write, capsys, arguments, message):
+    run = write({FIRST: [{}]})
+    assert main(["show", str(run), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert main(["show", str(run / "rollouts")]) == 2
+    assert "has no config.yaml; give the directory of a run" in capsys.readouterr().err
+
+
+def test_a_job_without_rollouts_and_a_line_of_another_version_are_named(write, capsys):
+    run = write({})
+    assert main(["show", str(run)]) == 2
+    assert "no rollout is recorded; a job on a dataset has none" in capsys.readouterr().err
+    (run / "rollouts" / FIRST).write_text('{"step": 1}\n')
+    assert main(["show", str(run), "--step", "1"]) == 2
+    assert "a rollout has no field 'uid'" in capsys.readouterr().err

@@ -13,13 +13,13 @@ from coati_rl.config.plan import resolve_precision
 from coati_rl.errors import ConfigError
 from coati_rl.preflight.adapter import with_adapter
 from consumer.parallel.own_member import OwnMember, join_torchrun
+from consumer.trainer_client import TrainerClient
 from producer.engine_client import Completion, EngineClient, Prompt
 from producer.engine_member import EngineMember
 from producer.engines import engine_environment
 
 if TYPE_CHECKING:
     from coati.ray_cluster import Cluster
-    from coati.trainer import Trainer
 
 
 class Engine(EngineClient):
@@ -27,7 +27,7 @@ class Engine(EngineClient):
 
     def __init__(
         self,
-        model: "str | Path | Trainer",
+        model: str | Path | TrainerClient,
         *,
         on: "Cluster | None" = None,
         device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -43,7 +43,7 @@ class Engine(EngineClient):
             flags: of `coati-rl rl`, such as backend, max_prompt_tokens, max_new_tokens, temperature, seed.
         Raises: ConfigError, with a line for each mistake; EngineError.
         """
-        self.follows: Trainer | None = None  # the trainer whose weights it reads
+        self.follows: TrainerClient | None = None  # the trainer whose weights it reads
         if not isinstance(model, str | Path):
             self.follows, device = model, model.device
             flags |= _flags_of(model, on, **flags)
@@ -85,7 +85,7 @@ class Engine(EngineClient):
         return [(("",), logprobs) for logprobs in self.members.call("probe", [(probe, timeout_s)])]
 
 
-def _flags_of(trainer: "Trainer", on: "Cluster | None", **flags: Any) -> dict[str, Any]:
+def _flags_of(trainer: TrainerClient, on: "Cluster | None", **flags: Any) -> dict[str, Any]:
     """Return the flags by which an engine can read a trainer's weights. Raises: ConfigError if none can."""
     if on is not None or not isinstance(trainer.members, OwnMember) or trainer.members.size > 1:
         raise ConfigError("Engine(trainer): its weights are in several processes; use Engine(model) and push_to")

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
-from torch import Tensor
 
 from coati.engine import Engine
 from coati.push import Push, Pusher
@@ -47,7 +46,7 @@ class Trainer(TrainerClient):
             flags: of the loss's command, such as kl_coeff, tensor_parallel_size, plugin, precision.
         Raises: ConfigError.
         """
-        self.device = kind = device_of(device) if on is None else on.device
+        kind = device_of(device) if on is None else on.device
         own = join_torchrun(kind) if on is None else None
         num_ranks = on.num_trainers if on is not None else dist.get_world_size() if dist.is_initialized() else 1
         config = trainer_config(model, loss, num_trainers=num_ranks, device=kind, **flags)
@@ -56,7 +55,7 @@ class Trainer(TrainerClient):
         in_turns = on is not None and on.takes_turns
         build = (config, objective, torchrun_address() if on is None else on.address, in_turns)
         members.call("build", [build] * members.size)
-        super().__init__(config, tokenizer_of(config), members)
+        super().__init__(config, tokenizer_of(config), members, kind)
         sync = config.sync if isinstance(config, Config) else SyncConfig()
         is_rounded = resolve_precision(config, kind) == "bf16"
         settings = MismatchSettings(precision="bf16" if is_rounded else "fp32")
@@ -71,9 +70,3 @@ class Trainer(TrainerClient):
         """
         probe = self.probe[: engine.max_tokens - 1]
         return self._pusher.push(engine, self.step, probe, timeout_s=timeout_s, is_shared=engine.follows is self)
-
-    def live_weights(self) -> dict[str, Tensor]:
-        """Return the weights of the only rank, not copied. Raises: RunError if they are not on the device."""
-        self.need("weights")
-        weights: dict[str, Tensor] = self.each("live_weights")[0]
-        return weights

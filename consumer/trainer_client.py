@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from coati_rl.algorithms.aggregation import token_weight
 from coati_rl.checkpoint.directory import load_state
@@ -19,6 +20,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.members import Members
 from coati_rl.protocols import Role
 from coati_rl.samples import RaggedBatch, Sample
+from coati_rl.types import Device
 from consumer.resident_client import PARTS, ResidentClient
 
 _OF_A_STEP = {"adam_betas", "adam_eps", "weight_decay", "max_grad_norm"}
@@ -30,10 +32,10 @@ class TrainerClient(ResidentClient):
 
     after_meta = "trainer.load(directory)"
 
-    def __init__(self, config: TrainingConfig, tokenizer: Any, members: Members) -> None:
-        """Use ranks that have built the models of these settings."""
+    def __init__(self, config: TrainingConfig, tokenizer: Any, members: Members, device: Device) -> None:
+        """Use ranks that have built the models of these settings, on this kind of device."""
         super().__init__(members)
-        self.tokenizer = tokenizer
+        self.tokenizer, self.device = tokenizer, device
         self.step = 0  # optimizer steps taken
         self.probe: list[int] = []  # tokens of a sample that was trained last
         self.config = config
@@ -129,6 +131,12 @@ class TrainerClient(ResidentClient):
         self._absent = {}
         self.step = int(load_state(Path(directory))["step"])
         self._begin_step()
+
+    def live_weights(self) -> dict[str, Tensor]:
+        """Return the weights of the only rank, not copied. Raises: RunError if they are not on the device."""
+        self.need("weights")
+        weights: dict[str, Tensor] = self.each("live_weights")[0]
+        return weights
 
     def _dp_rank(self, rank: int) -> int:
         return rank * self.config.dp // self.members.size

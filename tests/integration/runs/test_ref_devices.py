@@ -32,7 +32,9 @@ def test_every_bit_is_that_of_a_run_whose_trainers_hold_the_models(make_tiny, st
     assert held.wait() == 0, held.text()
     assert apart.wait() == 0, apart.text()
     assert tensors(held, STEPS) == tensors(apart, STEPS) != {}
-    assert read_rollouts(held) == read_rollouts(apart)
+    # Which of two copies is first to get a prompt is a matter of time.
+    rows = [sorted(read_rollouts(run), key=lambda row: (row["uid"], row["sample"])) for run in (held, apart)]
+    assert rows[0] == rows[1]
     assert numbers(held) == numbers(apart) != []
     assert apart.left_over() == []
 

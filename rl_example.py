@@ -72,12 +72,14 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
     def classes() -> ActorClasses:
         from coati_rl.driver.coordinator_actors import CoordinatorActor
         from consumer.actor import TrainerActor
+        from consumer.scorer import ScorerActor
         from producer.actor import ProducerActor
 
         return ActorClasses(
             coordinator=CoordinatorActor,
             trainer=TrainerActor,
             producer=ProducerActor,
+            scorer=ScorerActor,
             reward_model=_reward_model_cls(config),
             make_reward=make_scorer,
         )

@@ -71,8 +71,10 @@ def _run(config: OfflineConfig, early: Sequence[Spawned], *, is_dry_run: bool, s
 def _classes(early: Sequence[Spawned]) -> ActorClasses:
     from coati_rl.driver.coordinator_actors import DatasetCoordinatorActor, dataset_coordinator
     from consumer.actor import TrainerActor
+    from consumer.scorer import ScorerActor
 
     return ActorClasses(
+        scorer=ScorerActor,
         coordinator=DatasetCoordinatorActor,
         make_coordinator=dataset_coordinator,
         trainer=TrainerActor,

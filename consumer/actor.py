@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from coati_rl.checkpoint.directory import OBJECTIVE_KEY, load_state
-from coati_rl.config import Config
-from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.held_models import remote_models
 from coati_rl.config.training import TrainingConfig
 from coati_rl.config.update_rules import slow_seconds
 from coati_rl.errors import EngineError
@@ -26,8 +25,8 @@ from coati_rl.protocols import TrainerCoordinator
 from coati_rl.runtime.address import own_address
 from coati_rl.types import Device
 from consumer.environment import trainer_environment
-from consumer.jobs import offline, rl
 from consumer.jobs.job import Trainer, backend_config
+from consumer.jobs.jobs import job_of, models_of
 from consumer.parallel.process_group import StoreLocation, init_process_group, open_listener, private_store_location
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_JOBS: dict[type, Any] = {Config: rl, OfflineConfig: offline}  # modules, by the configuration's class
 COLLECTIVE_TIMEOUT_S = 600.0  # trainers wait for each other's rollouts and checkpoints in collectives
 
 
@@ -100,9 +98,13 @@ class TrainerActor:
             seed=config.run.seed,
             device=self._device,
         )
-        models = _job_of(config).models(config, self._resume_dir or Path(config.model.model))
+        elsewhere = remote_models(config)
+        models = models_of(config, self._resume_dir or Path(config.model.model))
+        models = {role: source for role, source in models.items() if role not in elsewhere}
         settings = backend_config(config, models, dtype=self._context.dtype, run_dir=self._run_dir)
         self._backend = make_backend(settings, device=device, timeout_s=timeout_s)
+        if elsewhere:
+            self._backend.score_elsewhere(elsewhere, remote_scorers(config))
         if self._resume_dir is not None:
             self._backend.restore(self._resume_dir)
         logger.info("trainer %d is ready on %s", self._rank, device)
@@ -123,7 +125,7 @@ class TrainerActor:
                 on_step=profiler.step if profiler else lambda: None,
                 objective_state=load_state(self._resume_dir).get(OBJECTIVE_KEY, {}) if self._resume_dir else {},
             )
-            with _job_of(config).train_loop(config, trainer, backend, coordinator) as loop:
+            with job_of(config).train_loop(config, trainer, backend, coordinator) as loop:
                 steps: int = loop.run()
         logger.info("trainer %d is done after %d steps", self._rank, steps)
         return steps
@@ -151,6 +153,8 @@ class TrainerActor:
             yield profiler
 
 
-def _job_of(config: TrainingConfig) -> Any:
-    """Return the module of `consumer.jobs` that a configuration is for."""
-    return next(job for kind, job in _JOBS.items() if isinstance(config, kind))
+def remote_scorers(config: TrainingConfig) -> Any:
+    """Return what calls the scorers of a run."""
+    from coati_rl.runtime.remote import RemoteScorers  # imports Ray
+
+    return RemoteScorers(config.parallel.ref_devices, timeout_s=config.cluster.phase_timeout_s)

@@ -6,7 +6,7 @@ unscaled sum over the global batch, accumulated in float32 until `optimizer_step
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from consumer.models.float32_compute import Float32Compute
 from consumer.models.policy_model import DTYPES, Output, make_input
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.process_group import collective
+from consumer.remote_model import RemoteModel, Scorers
 from consumer.role_models import RoleModel
 from consumer.saving import identity_in_background, save_models
 from consumer.sent_weights import SentWeights
@@ -91,6 +92,7 @@ class Backend:
         is_named = self.policy.adapters is not None and self.layout.sender == 0
         self._base_identity = identity_in_background(base) if is_named else None
         self._views = dict(shared)
+        self._remote: dict[str, RemoteModel] = {}
 
     def score(
         self, micro_batches: Sequence[MicroBatch], role: Role = "policy", output: Output = "scores"
@@ -102,6 +104,8 @@ class Backend:
             ranks without the head.
         Raises: ValueError if the backend was built without this model.
         """
+        if remote := self._remote.get(role):
+            return remote.score(micro_batches, output)
         model = self._views.get(role) or self._model(role)
         with collective("score a mini-batch"):
             count = self.parallelism.num_micro_batches(len(micro_batches))
@@ -110,6 +114,12 @@ class Backend:
                 for micro_batch in _padded(micro_batches, count)
             ]
             return model.score(inputs)[: len(micro_batches)]
+
+    def score_elsewhere(self, roles: Collection[str], scorers: Scorers) -> None:
+        """Let scorers, which have devices of their own, score in these roles; not collective."""
+        dtype = DTYPES[self._config.precision]
+        for role in roles:
+            self._remote[role] = RemoteModel(role, scorers, self.layout, device=self.device, dtype=dtype)
 
     def score_float32(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Compute the policy's log-probabilities as `score` does, from the same weights, but in float32."""
@@ -138,7 +148,7 @@ class Backend:
         # A rank without samples still takes part in the step.
         wanted = max(len(mini_batch.micro_batches), int(mini_batch.is_last))
         has_teacher = isinstance(loss_fn, DistilledLoss)
-        used = self._model("teacher").head_weights() if has_teacher else nullcontext()
+        used = (self._remote.get("teacher") or self._model("teacher")).head_weights() if has_teacher else nullcontext()
         with collective("compute gradients"), used as teacher_head:
             micro_batches = _padded(mini_batch.micro_batches, self.parallelism.num_micro_batches(wanted))
             inputs = [

@@ -1,4 +1,4 @@
-"""Say which frozen models a job's trainers hold, and what of their memory they give up between uses (--offload)."""
+"""Say which frozen models a job has, which of them its trainers hold, and what of these is offloaded."""
 
 from coati_rl.config.config import Config
 from coati_rl.config.offline import OfflineConfig
@@ -19,6 +19,11 @@ def frozen_models(config: TrainingConfig) -> frozenset[str]:
     return frozenset(role for role, is_there in roles.items() if is_there)
 
 
+def remote_models(config: TrainingConfig) -> frozenset[str]:
+    """Return the roles of frozen models that have devices of their own (--ref-devices)."""
+    return frozen_models(config) & {"reference", "teacher"} if config.parallel.ref_devices else frozenset()
+
+
 def keeps_old_policy(config: Config) -> bool:
     """Whether trainers may need the policy before the update; it is the step's own if each step has a sync after it."""
     corrected = config.with_gap_correction()
@@ -28,4 +33,4 @@ def keeps_old_policy(config: Config) -> bool:
 def offloaded(config: TrainingConfig) -> frozenset[str]:
     """Return the frozen roles, and "optimizer", whose memory trainers give up while they do not use it."""
     given = frozenset[str](config.parallel.offload)
-    return frozen_models(config) | {"optimizer"} if "all" in given else given
+    return (frozen_models(config) - remote_models(config)) | {"optimizer"} if "all" in given else given

@@ -21,6 +21,7 @@ from coati_rl.config.lora_rules import lora_problems
 from coati_rl.config.offload_rules import offload_problems
 from coati_rl.config.optimizer_rules import optimizer_problems
 from coati_rl.config.reward_rules import reward_problems, service_problems
+from coati_rl.config.scorer_rules import scorer_problems
 from coati_rl.config.source_rules import source_problems
 from coati_rl.config.trainer_rules import plugin_problems, zero_problems
 from coati_rl.config.turn_rules import turn_problems
@@ -51,7 +52,7 @@ def check(config: Config) -> None:
     problems += [*service_problems(config), *plugin_problems(config), *_lengths(config), *_sampling(config)]
     problems += [*prompt_problems(config), *distillation_problems(config), *critic_problems(config)]
     problems += [*control_problems(config), *lora_problems(config), *turn_problems(config)]
-    problems += offload_problems(config)
+    problems += [*offload_problems(config), *scorer_problems(config)]
     problems += [*evaluation_problems(config), *source_problems(config), *environment_problems(config)]
     problems += engine_problems(config)
     problems += [*_of_tasks(config, known=problems), *_unknown_tasks(config)]

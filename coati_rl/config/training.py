@@ -75,6 +75,13 @@ class TrainersConfig(Section):
         "while they do not score, or all of these. Several are given one after the other.",
     )
 
+    ref_devices: int = execution(
+        0,
+        "Devices for the reference and the teacher alone, each with a whole copy that answers the trainers; 0: they "
+        "lie on the trainers.",
+        ge=0,
+    )
+
     @field_validator("offload", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
@@ -173,7 +180,7 @@ class TrainingConfig(JobConfig):
     @property
     def needs_ray(self) -> bool:
         """Whether the actors are Ray's: trainers that are alone, on this machine, are its child processes."""
-        alone = self.num_producers == 0 and self.reward_models.num_actors == 0
+        alone = self.num_producers + self.reward_models.num_actors + self.parallel.ref_devices == 0
         return not alone or bool(self.cluster.master_address)
 
     @property
@@ -190,7 +197,7 @@ class TrainingConfig(JobConfig):
     def num_devices(self) -> int:
         """GPUs of a run in GPU mode."""
         engines = 0 if self.takes_turns else self.num_producers * self.producer_width
-        return engines + self.parallel.num_trainers + self.reward_models.num_gpus
+        return engines + self.parallel.num_trainers + self.parallel.ref_devices + self.reward_models.num_gpus
 
     @property
     @abstractmethod

@@ -104,6 +104,7 @@ class LocalActors:
         self.starting: dict[int, TrainerProcess] = {}  # a job has no producers
         self.producers: dict[int, TrainerProcess] = {}
         self.reward_models: list[TrainerProcess] = []
+        self.scorers: list[TrainerProcess] = []
         config, resume = prepared.config, prepared.resume
         size = checkpoint_bytes(config, prepared.plan.precision)
         self.heartbeats = Heartbeats(

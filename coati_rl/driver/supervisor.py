@@ -4,7 +4,7 @@ Consumes: the coordinator's events and status. Waits for: events, and the end of
 the heartbeats of each second. Produces: records for the sinks, replacements of producers that are dead or hang, the
 status line, and one cause if the run cannot continue.
 
-A dead or hung producer is replaced; a dead or hung trainer, reward model or coordinator ends the run.
+A dead or hung producer is replaced; a dead or hung trainer, scorer, reward model or coordinator ends the run.
 """
 
 import logging
@@ -73,6 +73,10 @@ class Actors(Protocol):
     def reward_models(self) -> Sequence[Member]:
         """Return the copies of reward models."""
 
+    @property
+    def scorers(self) -> Sequence[Member]:
+        """Return the copies of reference and teacher that have devices of their own."""
+
     def members(self) -> Sequence[Member]:
         """Return all actors but the coordinator."""
 
@@ -124,7 +128,7 @@ class Supervisor:
                 raise RunError(
                     f"Ray's raylet at {', '.join(addresses)} is dead, and the actors there with it: {error}"
                 ) from error
-            self._check_reward_models()  # a dead one makes every sample invalid, which may be noticed first
+            self._check_models()  # a dead one makes samples invalid, or trainers fail, which may be noticed first
             raise
 
     def _watch(self, interrupted_at: Callable[[], float | None]) -> None:
@@ -137,7 +141,7 @@ class Supervisor:
             self._admit_started()
             self._replace_dead()
             self._find_hung()
-            self._check_reward_models()
+            self._check_models()
             status = self._actors.coordinator.status()
             self._on_status("; ".join(filter(None, (self._loading(), status.text))))
             if status.idle_s > self._stall_timeout_s:
@@ -234,13 +238,17 @@ class Supervisor:
             if (problem := heartbeats.producer_problem(member.name)) is not None:
                 self._replace(producer_id, problem)
 
-    def _check_reward_models(self) -> None:
-        """Raise RunError for a reward model that is dead or hangs: without it every sample would be invalid."""
-        for member in self._actors.reward_models:
-            if (cause := _failure(member)) is not None:
-                raise RunError(f"{cause.rstrip('.')}; without it no response can be scored")
-            if (problem := self._actors.heartbeats.producer_problem(member.name)) is not None:
-                raise RunError(f"{member.name} hangs: {problem}; the run waits for its scores")
+    def _check_models(self) -> None:
+        """Raise RunError for a reward model or a scorer that is dead or hangs: nothing can be trained without it."""
+        for members, lost in (
+            (self._actors.reward_models, "no response can be scored"),
+            (self._actors.scorers, "reference and teacher cannot be compared with"),
+        ):
+            for member in members:
+                if (cause := _failure(member)) is not None:
+                    raise RunError(f"{cause.rstrip('.')}; without it {lost}")
+                if (problem := self._actors.heartbeats.producer_problem(member.name)) is not None:
+                    raise RunError(f"{member.name} hangs: {problem}; the run waits for its scores")
 
     def _replace(self, producer_id: int, cause: str) -> None:
         logger.info("producer-%d: %s", producer_id, cause)

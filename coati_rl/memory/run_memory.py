@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coati_rl.config.config import Config
-from coati_rl.config.held_models import offloaded
+from coati_rl.config.held_models import offloaded, remote_models
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
-from coati_rl.memory.activations import MicroBatchSize, item_bytes
+from coati_rl.memory.activations import MicroBatchSize, head_bytes, item_bytes, layer_bytes
 from coati_rl.memory.adapters import AdapterShape, adapter_shape, shares_base
 from coati_rl.memory.forecast import Forecast, ProcessMemory
 from coati_rl.memory.model_shape import ModelShape, model_shape
@@ -133,6 +133,7 @@ def trainer_memory(
     frozen = {
         role: model_shape(each, tensor_parallel_size=tp).num_weights * e // shards
         for role, each in models.frozen.items()
+        if role not in remote_models(config)
     }
     away = [count for role, count in frozen.items() if role in offloaded(config)]
     parts = trainer_parts(shape, size, layout, scoring_bytes=max(away, default=0))
@@ -255,6 +256,23 @@ def reward_model_memory(config: Config, machine: Machine, hf_configs: Mapping[st
             )
         )
     return processes
+
+
+def scorer_memory(
+    config: TrainingConfig, models: RunModels, size: MicroBatchSize, machine: Machine
+) -> list[ProcessMemory]:
+    """Return the memory of the copies of reference and teacher that have devices of their own; none without them."""
+    shapes = [model_shape(each) for role, each in models.frozen.items() if role in remote_models(config)]
+    if not shapes:
+        return []
+    precision = resolve_precision(config, machine.device)
+    parts = {
+        "parameters": sum(shape.num_weights for shape in shapes) * item_bytes(precision),
+        "activations": max(layer_bytes(shape, size, precision, machine.device) for shape in shapes),
+        "LM head": max(head_bytes(shape, size, precision, machine.device, is_trained=False) for shape in shapes),
+    }
+    count = config.parallel.ref_devices
+    return [ProcessMemory(name="scorer", count=count, parts=parts, host={"libraries": TRAINER_LIBRARIES})]
 
 
 def run_forecast(

@@ -22,6 +22,7 @@ from coati_rl.memory.run_memory import (
     reward_model_memory,
     rl_micro_batch,
     run_forecast,
+    scorer_memory,
     shared_update,
     trainer_memory,
 )
@@ -95,7 +96,8 @@ def run_check(
         engine = engine_memory(changed, hf_config, machine, backend, sequence_tokens=prompt + response)
         reward_models = reward_model_memory(changed, machine, of_rewards)
         shared = shared_update(hf_config, resolve_precision(changed, machine.device), backend)
-        return run_forecast(changed, machine, [trainer, engine, *reward_models], shared=shared)
+        scorers = scorer_memory(changed, models, size, machine)
+        return run_forecast(changed, machine, [trainer, engine, *scorers, *reward_models], shared=shared)
 
     least = int(prompt_tokens or 1)
     return MemoryCheck(
@@ -152,10 +154,9 @@ def job_check(
             tokens=tokens,
             unit=unit,
         )
-        trainer = trainer_memory(
-            changed, _models_of_job(changed, hf_config), size, machine, has_several_micro_batches=several
-        )
-        return run_forecast(changed, machine, [trainer])
+        models = _models_of_job(changed, hf_config)
+        trainer = trainer_memory(changed, models, size, machine, has_several_micro_batches=several)
+        return run_forecast(changed, machine, [trainer, *scorer_memory(changed, models, size, machine)])
 
     return MemoryCheck(
         config=config,

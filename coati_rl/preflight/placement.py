@@ -1,8 +1,8 @@
 """Assign actors to nodes from the nodes' free resources; `placement_manager` asks Ray for them.
 
 A producer is never split: the ranks of its engine are on one node. The trainers of one tp * pp group are on one node
-where possible, and all trainers of a node have consecutive ranks. A reward model goes where room is left, on the node
-with the least of it.
+where possible, and all trainers of a node have consecutive ranks. A scorer or a reward model goes where room is
+left, on the node with the least of it.
 """
 
 from collections.abc import Sequence
@@ -58,6 +58,8 @@ class Request:
     producer: ActorResources
     num_reward_models: int = 0  # copies of all reward models
     reward_model: ActorResources = field(default_factory=lambda: ActorResources(cpus=1, gpus=0))
+    num_scorers: int = 0  # copies of reference and teacher with devices of their own
+    scorer: ActorResources = field(default_factory=lambda: ActorResources(cpus=1, gpus=0))
 
     @staticmethod
     def of(config: TrainingConfig, device: Device) -> "Request":
@@ -75,27 +77,31 @@ class Request:
             producer=ActorResources(cpus=1 if on_gpu else width, gpus=width if on_gpu else 0),
             num_reward_models=config.reward_models.num_actors,
             reward_model=ActorResources(cpus=1, gpus=1 if on_gpu and config.reward_models.num_gpus else 0),
+            num_scorers=config.parallel.ref_devices,
+            scorer=ActorResources(cpus=1, gpus=1 if on_gpu else 0),
         )
 
     def __str__(self) -> str:
         parts = [f"{self.num_trainers} trainer(s) of {self.trainer}"] if self.num_trainers else []
         parts += [f"{self.num_producers} producer(s) of {self.producer} on one node"] if self.num_producers else []
         parts += [f"{self.num_reward_models} reward model(s) of {self.reward_model}"] if self.num_reward_models else []
+        parts += [f"{self.num_scorers} scorer(s) of {self.scorer}"] if self.num_scorers else []
         return " and ".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeAssignment:
-    """Hold node ids by trainer rank, by producer and by reward model."""
+    """Hold node ids by trainer rank, by producer, by reward model and by scorer."""
 
     trainers: tuple[str, ...]
     producers: tuple[str, ...]
     reward_models: tuple[str, ...] = ()
+    scorers: tuple[str, ...] = ()
 
     def fills(self, request: Request) -> bool:
         """Return True if every requested actor has a node."""
-        wanted = (request.num_trainers, request.num_producers, request.num_reward_models)
-        return (len(self.trainers), len(self.producers), len(self.reward_models)) == wanted
+        wanted = (request.num_trainers, request.num_producers, request.num_reward_models, request.num_scorers)
+        return tuple(map(len, (self.trainers, self.producers, self.reward_models, self.scorers))) == wanted
 
 
 def assign_nodes(nodes: Sequence[Node], request: Request) -> NodeAssignment | None:
@@ -123,6 +129,7 @@ def explain(nodes: Sequence[Node], totals: Sequence[Node], request: Request) -> 
         "producer(s)": request.num_producers - len(assignment.producers),
         "trainer(s)": request.num_trainers - len(assignment.trainers),
         "reward model(s)": request.num_reward_models - len(assignment.reward_models),
+        "scorer(s)": request.num_scorers - len(assignment.scorers),
     }
     lacking = " and ".join(f"{count} {who}" for who, count in missing.items() if count)
     total_of = {node.node_id: node for node in totals}
@@ -151,20 +158,25 @@ def _try(nodes: Sequence[Node], request: Request, *, trainers_first: bool, group
         nodes_left[nodes_left.index(chosen)] = chosen.without(request.producer)
     if not trainers_first:
         trainers = _place_trainers(nodes_left, request, group_size)
-    reward_models = _place_reward_models(nodes_left, request)
-    return NodeAssignment(trainers=tuple(trainers), producers=tuple(producers), reward_models=tuple(reward_models))
+    return NodeAssignment(
+        trainers=tuple(trainers),
+        producers=tuple(producers),
+        scorers=_place_one_by_one(nodes_left, request.scorer, request.num_scorers),
+        reward_models=_place_one_by_one(nodes_left, request.reward_model, request.num_reward_models),
+    )
 
 
-def _place_reward_models(nodes_left: list[Node], request: Request) -> list[str]:
-    reward_models: list[str] = []
-    for _ in range(request.num_reward_models):
-        fitting = [node for node in nodes_left if node.capacity(request.reward_model) > 0]
+def _place_one_by_one(nodes_left: list[Node], need: ActorResources, count: int) -> tuple[str, ...]:
+    """Place as many such actors as fit, each where the least room is left."""
+    placed: list[str] = []
+    for _ in range(count):
+        fitting = [node for node in nodes_left if node.capacity(need) > 0]
         if not fitting:
             break
-        chosen = min(fitting, key=lambda node: node.capacity(request.reward_model))
-        reward_models.append(chosen.node_id)
-        nodes_left[nodes_left.index(chosen)] = chosen.without(request.reward_model)
-    return reward_models
+        chosen = min(fitting, key=lambda node: node.capacity(need))
+        placed.append(chosen.node_id)
+        nodes_left[nodes_left.index(chosen)] = chosen.without(need)
+    return tuple(placed)
 
 
 def _place_trainers(nodes_left: list[Node], request: Request, group_size: int) -> list[str]:

@@ -21,6 +21,7 @@ def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[st
     engines = f"{parallel.num_inferencer} * {parallel.producer_tensor_parallel_size}"
     terms = [] if config.takes_turns else [("P * ptp", engines)]
     terms += [("T", str(parallel.num_trainers)), *([("R", str(reward_gpus))] if reward_gpus else [])]
+    terms += [("N", str(parallel.ref_devices))] if parallel.ref_devices else []
     names, numbers = (" + ".join(each) for each in zip(*terms, strict=True))
     needed = f"GPUs = {names}: {numbers} = {config.num_devices} are needed"
     return find_device(config, needed=needed, fewer=partial(_fewer, config), is_dry_run=is_dry_run)
@@ -28,6 +29,8 @@ def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[st
 
 def _fewer(config: Config, available: int) -> str:
     parallel = config.parallel
+    if parallel.ref_devices:
+        return "use --ref-devices 0, with which the reference and the teacher lie on the trainers, or more GPUs"
     available -= config.reward_models.num_gpus
     if available < 2 or config.takes_turns:
         without = "--reward-devices 0, " if config.reward_models.num_gpus else ""

@@ -23,4 +23,5 @@ class ActorClasses:
     early_trainers: "Sequence[Spawned]" = ()  # processes for trainers of this machine that are started, by rank
     producer: type | None = None  # None: the run has no producers
     reward_model: type | None = None  # needed where the config has reward models
+    scorer: type | None = None  # needed where reference and teacher have devices of their own
     make_reward: "Callable[[], GroupScorer] | None" = None  # picklable; starts the reward workers of a producer

@@ -1,16 +1,16 @@
 """Create, start, replace and end the actors of a run.
 
-There are one coordinator, T trainers, P producers and the copies of any reward models. A dead producer's replacement
-gets a new number and its reservation.
+There are one coordinator, T trainers, P producers, and any scorers and copies of reward models. A dead producer's
+replacement gets a new number and its reservation.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 
@@ -23,6 +23,7 @@ from coati_rl.processes.run_dir import RunPaths, checkpoint_bytes
 from coati_rl.processes.slow_phase import repeated
 from coati_rl.runtime import remote
 from coati_rl.runtime.cluster import actor_options, own_namespace, ray_cluster
+from coati_rl.runtime.managed_actor import ManagedActor, num_done
 from coati_rl.runtime.node_gpus import check_node_gpus
 from coati_rl.runtime.placement_manager import PlacementManager, Reservation
 from coati_rl.runtime.ray_heartbeats import ray_heartbeats
@@ -33,24 +34,6 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.5  # between updates of what is waited for
 _REWARD_CALLS = 64  # groups that a reward model is asked for at the same time; further calls wait in Ray
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ManagedActor:
-    """Implement `Member` with an actor of Ray."""
-
-    name: str
-    handle: Any
-    task: Any  # reference of the call
-    reservation: Reservation | None = None
-
-    def is_done(self) -> bool:
-        """See `Member`."""
-        return bool(ray.wait([self.task], timeout=0)[0])
-
-    def result(self) -> Any:
-        """See `Member`."""
-        return remote.wait_for(self.task, who=self.name, timeout_s=1.0)
 
 
 @contextmanager
@@ -69,7 +52,10 @@ def in_ray(
             cluster.enter_context(
                 ray_cluster(
                     config,
-                    num_cpus=config.num_producers + config.parallel.num_trainers + config.reward_models.num_actors,
+                    num_cpus=config.num_producers
+                    + config.parallel.num_trainers
+                    + config.parallel.ref_devices
+                    + config.reward_models.num_actors,
                     num_gpus=plan.num_devices if plan.device == "cuda" else 0,
                     scratch=scratch,
                 )
@@ -102,6 +88,7 @@ class ActorGroup:
         self.starting: dict[int, ManagedActor] = {}  # producers that load their engine
         self.producers: dict[int, ManagedActor] = {}
         self.reward_models: list[ManagedActor] = []
+        self.scorers: list[ManagedActor] = []
         size = checkpoint_bytes(self._config, prepared.plan.precision)
         self.heartbeats = ray_heartbeats(HangTimeouts.of(self._config, checkpoint_bytes=size))
 
@@ -117,15 +104,19 @@ class ActorGroup:
         if self._config.cluster.master_port:  # a port in use is found before engines are loaded
             wait_for(rendezvous, who="trainer-0")
         self.reward_models = self._make_reward_models()  # before the producers, whose scorers look for them
+        self.scorers = [self._make_scorer(number) for number in range(self._config.parallel.ref_devices)]
         if not self._config.takes_turns:
             self._add_producers()
         where = wait_for(rendezvous, who="trainer-0")
         self._trainer_starts = [handle.start.remote(where) for handle in handles]
         for rank, reference in enumerate(self._trainer_starts):
             wait_for(reference, who=f"trainer-{rank}")
-        for member in self.reward_models:
+        for member in (*self.reward_models, *self.scorers):
             wait_for(member.task, who=member.name)
-        self.reward_models = [replace(each, task=each.handle.run.remote()) for each in self.reward_models]
+        self.reward_models, self.scorers = (
+            [replace(each, task=each.handle.run.remote()) for each in members]
+            for members in (self.reward_models, self.scorers)
+        )
         self.trainers = {
             rank: ManagedActor(
                 name=f"trainer-{rank}", handle=handle, task=handle.run.remote(self.coordinator, self._namespace)
@@ -145,8 +136,9 @@ class ActorGroup:
             "trainer": (self._trainer_starts, self._config.parallel.num_trainers),
             "producer": ([member.task for member in self.starting.values()], self._config.num_producers),
             "reward model": ([member.task for member in self.reward_models], len(self.reward_models)),
+            "scorer": ([member.task for member in self.scorers], len(self.scorers)),
         }
-        ready = [f"{_num_done(tasks)} of {count(number, name)}" for name, (tasks, number) in parts.items() if number]
+        ready = [f"{num_done(tasks)} of {count(number, name)}" for name, (tasks, number) in parts.items() if number]
         return f"starting: {', '.join(ready)} loaded"
 
     def add_producer(self) -> int:
@@ -190,7 +182,8 @@ class ActorGroup:
 
     def members(self) -> list[ManagedActor]:
         """Return all actors but the coordinator."""
-        return [*self.trainers.values(), *self.producers.values(), *self.starting.values(), *self.reward_models]
+        of_producers = [*self.producers.values(), *self.starting.values()]
+        return [*self.trainers.values(), *of_producers, *self.reward_models, *self.scorers]
 
     def end(self) -> None:
         """Kill every actor."""
@@ -251,6 +244,18 @@ class ActorGroup:
                 members.append(member)
         return members
 
+    def _make_scorer(self, number: int) -> ManagedActor:
+        """Create a copy of reference and teacher, which begins to load."""
+        reservation, scorer_cls = self._placement.scorers[number], self._classes.scorer
+        context, cls = self._context(f"scorer-{number}", reservation), cast("Any", scorer_cls)
+        # Requests of trainers that wait for each other occupy threads.
+        options = {
+            **self._options(context.name, reservation, cls),
+            "max_concurrency": 2 * self._config.parallel.num_trainers + 4,
+        }
+        handle: Any = ray.remote(cls).options(**options).remote(self._config, context)
+        return ManagedActor(name=context.name, handle=handle, task=handle.start.remote(), reservation=reservation)
+
     def _options(self, name: str, reservation: Reservation, actor_cls: Any) -> dict[str, Any]:
         plan = self._prepared.plan
         environment = {
@@ -285,8 +290,3 @@ class ActorGroup:
             num_slots=reservation.num_slots if reservation else 1,
             gpus=reservation.gpus if reservation else (),
         )
-
-
-def _num_done(tasks: Sequence[Any]) -> int:
-    """Return how many remote calls have ended."""
-    return len(ray.wait(list(tasks), num_returns=len(tasks), timeout=0)[0]) if tasks else 0

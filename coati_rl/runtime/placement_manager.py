@@ -55,13 +55,15 @@ class PlacementManager:
     """Hold all reservations of a run."""
 
     def __init__(self, config: TrainingConfig, device: Device) -> None:
-        """Reserve resources for all trainers, producers and reward models.
+        """Reserve resources for all trainers, producers, scorers and reward models.
 
         Raises: ConfigError if the cluster is too small; RunError if other programs use it until the deadline.
         """
         self._request = Request.of(config, device)
         assignment = _wait_for_nodes(self._request, timeout_s=PLACEMENT_TIMEOUT_S)
-        self._num_slots = Counter([*assignment.producers, *assignment.trainers, *assignment.reward_models])
+        self._num_slots = Counter(
+            [*assignment.producers, *assignment.trainers, *assignment.reward_models, *assignment.scorers]
+        )
         self._next_slot: Counter[str] = Counter()
         self._raylets: dict[str, tuple[str, int]] = {}  # node -> address and port, of nodes with a reservation
         self._free = [self._reserve_producer(node_id) for node_id in assignment.producers]
@@ -71,6 +73,8 @@ class PlacementManager:
             self._share(config)
         needs = [self._request.reward_model] * len(assignment.reward_models)
         self.reward_models = self._reserve(needs, assignment.reward_models) if needs else []
+        needs = [self._request.scorer] * len(assignment.scorers)
+        self.scorers = self._reserve(needs, assignment.scorers) if needs else []
 
     def _share(self, config: TrainingConfig) -> None:
         """Give each engine the place and the GPUs of the trainers whose devices it has in its turn."""
@@ -109,7 +113,7 @@ class PlacementManager:
         logger.info("the node at %s is lost", reservation.address)
         self._raylets.pop(reservation.node_id, None)  # the run continues without it
         remove_placement_group(reservation.group)
-        request = replace(self._request, num_trainers=0, num_producers=1, num_reward_models=0)
+        request = replace(self._request, num_trainers=0, num_producers=1, num_reward_models=0, num_scorers=0)
         try:
             assignment = _wait_for_nodes(request, timeout_s=REPLACEMENT_TIMEOUT_S)
         except (ConfigError, RunError) as error:

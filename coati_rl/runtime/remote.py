@@ -155,6 +155,37 @@ class RemoteCoordinator:
         return status
 
 
+class RemoteScorers:
+    """Implement `consumer.remote_model.Scorers` by calls to a run's scorers, found by their actors' names."""
+
+    def __init__(self, count: int, *, timeout_s: float) -> None:
+        """Take their number; `timeout_s` bounds the wait for an answer."""
+        self.count, self._timeout_s = count, timeout_s
+
+    def score(self, requests: Sequence[tuple[int, Any]], role: str, output: str) -> list[list[np.ndarray]]:
+        """See Scorers."""
+        asked = [
+            (self._name(number), self._handle(number).score.remote(role, part, output)) for number, part in requests
+        ]
+        return [wait_for(reference, who=name, timeout_s=self._timeout_s) for name, reference in asked]
+
+    def head_weights(self, role: str) -> tuple[np.ndarray, np.ndarray | None]:
+        """See Scorers."""
+        head: tuple[np.ndarray, np.ndarray | None] = wait_for(
+            self._handle(0).head_weights.remote(role), who=self._name(0), timeout_s=self._timeout_s
+        )
+        return head
+
+    def _name(self, number: int) -> str:
+        return f"scorer-{number}"
+
+    def _handle(self, number: int) -> Any:
+        try:
+            return ray.get_actor(self._name(number))
+        except ValueError as error:  # raised by Ray if there is no such actor
+            raise PeerLostError(f"{self._name(number)} has ended") from error
+
+
 class RemoteProducer:
     """Implement `coati_rl.protocols.WeightReceiver` by calls to a producer, found by its actor name."""
 

@@ -54,9 +54,9 @@ def test_all_of_a_job_on_pairs(flags: str, models: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("optimizer reference -kl 0", "--offload optimizer,reference: this job has no reference model of its own; use "
+        ("optimizer reference -kl 0", "--offload optimizer,reference: trainers hold no reference model of its own; use "
          "--offload optimizer"),
-        ("reference teacher -kl 0", "has no reference and no teacher model of its own; leave it out"),
+        ("reference teacher -kl 0", "hold no reference and no teacher model of its own; leave it out"),
         ("reference -kl 0.1 --lora-rank 4", "as with --lora-rank it is the model's base, which takes no memory of its "
          "own; leave it out"),
     ],
@@ -69,7 +69,7 @@ def test_a_model_that_a_run_does_not_have_is_refused(flags: str, message: str) -
 
 def test_a_model_that_a_job_does_not_have_is_refused() -> None:
     config, _ = parse_job(["-m", "m", "-d", "d", "--offload", "teacher"], SftJobConfig)
-    with pytest.raises(ConfigError, match="this job has no teacher model of its own; leave it out"):
+    with pytest.raises(ConfigError, match="trainers hold no teacher model of its own; leave it out"):
         check_offline(config)
 
 

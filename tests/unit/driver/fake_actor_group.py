@@ -54,7 +54,7 @@ class FakeActorGroup:
         self.coordinator = self
         self.trainers = {0: FakeMember("trainer-0", ends=self.trainer_ends, error=error)}
         self.num_looks, self.done_after = 0, done_after
-        self.starting, self.producers, self.reward_models = {}, {}, []
+        self.starting, self.producers, self.reward_models, self.scorers = {}, {}, [], []
         self.heartbeats, self.raylets_lost = FakeHeartbeats(), []
 
     def trainer_ends(self):
@@ -62,7 +62,13 @@ class FakeActorGroup:
         return self.num_looks >= self.done_after
 
     def members(self):
-        return [*self.trainers.values(), *self.starting.values(), *self.producers.values(), *self.reward_models]
+        return [
+            *self.trainers.values(),
+            *self.starting.values(),
+            *self.producers.values(),
+            *self.reward_models,
+            *self.scorers,
+        ]
 
     def dead_raylets(self):
         return self.raylets_lost

@@ -217,6 +217,18 @@ def test_a_trainer_that_hangs_ends_the_run_by_name():
         supervise(actors)
 
 
+def test_a_scorer_that_hangs_or_dies_ends_the_run_with_its_name():
+    actors = FakeActorGroup(done_after=100)
+    actors.scorers = [FakeMember("scorer-0"), FakeMember("scorer-1")]
+    actors.heartbeats.hung = {"scorer-1": "no sign of life for 60 s"}
+    with pytest.raises(RunError, match="scorer-1 hangs: no sign of life for 60 s; the run waits for its scores"):
+        watch(actors)
+    actors, died = FakeActorGroup(done_after=100), PeerLostError("scorer-0 died: killed")
+    actors.scorers = [FakeMember("scorer-0", ends=lambda: True, error=died)]
+    with pytest.raises(RunError, match="scorer-0 died: killed; without it reference and teacher cannot be compared"):
+        watch(actors)
+
+
 def test_a_reward_model_that_hangs_ends_the_run_with_its_name():
     actors = FakeActorGroup(done_after=100)
     actors.reward_models = [FakeMember("reward-model-0")]

@@ -118,3 +118,28 @@ def start_ray(ray_calls):
             pass
 
     return start
+
+
+@pytest.fixture
+def backend_of(monkeypatch, tmp_path):
+    """Return the settings that a trainer builds its backend from."""
+
+    import torch
+
+    import consumer.actor
+    from coati_rl.processes.actor_process import ActorContext
+    from consumer.parallel.process_group import StoreLocation
+
+    def make(config, backend=None):
+        seen = []
+        monkeypatch.setattr(consumer.actor, "enter_actor", lambda context: None)
+        monkeypatch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
+        monkeypatch.setattr(
+            "consumer.backend.make_backend", lambda settings, **options: seen.append(settings) or backend
+        )
+        context = ActorContext(name="trainer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
+        trainer = consumer.actor.TrainerActor(0, config, context, run_dir=tmp_path, checkpoint_dir=tmp_path)
+        trainer.start(StoreLocation(address="127.0.0.1"))
+        return seen[0]
+
+    return make

@@ -13,7 +13,6 @@ import pytest
 import torch
 from ray.exceptions import AuthenticationError
 
-import consumer.actor
 import producer.actor
 from coati_rl.config.cli import build_config
 from coati_rl.config.plan import resolve_precision
@@ -36,23 +35,6 @@ from producer.actor import ProducerActor
 
 CLASSES = ActorClasses(coordinator=object, trainer=object)
 FOUR_TRAINERS = {"num_trainers": 4, "train_batch_size": 1, "train_minibatch_size": 1, "train_microbatch_size": 2}
-
-
-@pytest.fixture
-def backend_of(monkeypatch, tmp_path):
-    """Return the settings that a trainer builds its backend from."""
-
-    def make(config):
-        seen = []
-        monkeypatch.setattr(consumer.actor, "enter_actor", lambda context: None)
-        monkeypatch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
-        monkeypatch.setattr("consumer.backend.make_backend", lambda settings, **options: seen.append(settings))
-        context = ActorContext(name="trainer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
-        trainer = consumer.actor.TrainerActor(0, config, context, run_dir=tmp_path, checkpoint_dir=tmp_path)
-        trainer.start(StoreLocation(address="127.0.0.1"))
-        return seen[0]
-
-    return make
 
 
 def test_master_address__joins_a_cluster_instead_of_starting_one(ray_calls, start_ray, config_with):
@@ -183,14 +165,6 @@ def test_plugin__chooses_how_trainers_share_a_model_out(backend_of, config_with,
 @pytest.mark.parametrize("is_on", [False, True])
 def test_gradient_checkpointing__reaches_the_training_engine(backend_of, config_with, is_on):
     assert backend_of(config_with(gradient_checkpointing=is_on)).gradient_checkpointing is is_on
-
-
-def test_offload__reaches_the_training_engine_with_the_runs_directory(backend_of, config_with, tmp_path):
-    everything = config_with(offload=("all",), kl_coeff=0.1, old_logprobs="trainer")
-    assert backend_of(everything).offload == {"optimizer", "reference", "old"}
-    found = backend_of(config_with(offload="optimizer"))
-    assert (found.offload, found.offload_dir) == ({"optimizer"}, tmp_path)
-    assert backend_of(config_with()).offload == frozenset()
 
 
 @pytest.mark.parametrize("is_on", [None, False, True])

@@ -7,7 +7,14 @@ from coati_rl.config.cli import parse
 from coati_rl.memory.activations import MicroBatchSize
 from coati_rl.memory.forecast import ENGINE_RANK, Forecast, ProcessMemory
 from coati_rl.memory.model_shape import model_shape
-from coati_rl.memory.run_memory import Machine, RunModels, reward_model_memory, rl_micro_batch, trainer_memory
+from coati_rl.memory.run_memory import (
+    Machine,
+    RunModels,
+    reward_model_memory,
+    rl_micro_batch,
+    scorer_memory,
+    trainer_memory,
+)
 
 MACHINE = Machine(device="cpu", host_bytes=2**34)
 JUDGE = AutoConfig.for_model("llama", hidden_size=64, intermediate_size=128, num_hidden_layers=2, vocab_size=100)
@@ -77,3 +84,13 @@ def test_offloaded_models_leave_a_gpu_for_host_memory_and_a_cpus_memory_for_a_fi
     assert "offloaded" not in on_cpu.on_host("cpu")
     heap = on_cpu.parts.pop("heap")
     assert heap and on_cpu.device_bytes == memory("cpu").device_bytes - heap - 16 * weights
+
+
+def test_a_reference_on_devices_of_its_own_is_the_scorers_memory_and_not_the_trainers():
+    size, machine = MicroBatchSize(tokens=64, loss_tokens=32, longest=64), Machine(device="cuda", host_bytes=2**34)
+    models, weights = RunModels(policy=JUDGE, frozen={"reference": JUDGE}), model_shape(JUDGE).num_weights
+    config = config_of("-t 1 --precision fp32 -kl 0.1 --ref-devices 2")
+    assert trainer_memory(config, models, size, machine, has_several_micro_batches=True).parts["frozen models"] == 0
+    (scorer,) = scorer_memory(config, models, size, machine)
+    assert (scorer.name, scorer.count, scorer.parts["parameters"]) == ("scorer", 2, 4 * weights)
+    assert scorer_memory(config_of("-t 1 -kl 0.1"), models, size, machine) == []

@@ -138,6 +138,14 @@ def test_reward_models_go_where_room_is_left(gpus, num_models, expected):
     assert sorted(assignment.reward_models) == sorted(expected)
 
 
+def test_scorers_go_where_room_is_left_and_one_without_a_gpu_is_named():
+    wanted = replace(request(2, 2), num_scorers=1, scorer=GPU)
+    assignment = assign_nodes(nodes(4, 1), wanted)
+    assert assignment is not None and assignment.scorers == ("b",)
+    told = explain(nodes(4), nodes(4), wanted)
+    assert "1 scorer(s) of 1 CPU and 1 GPU" in told and "no resources for 1 scorer(s)" in told
+
+
 def test_a_reward_model_without_a_gpu_is_named():
     wanted = replace(request(2, 2), num_reward_models=1, reward_model=GPU)
     assert assign_nodes(nodes(4), wanted) is None

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from coati_rl.runtime import actor_group
+from coati_rl.runtime import managed_actor
 from coati_rl.runtime.actor_group import ActorGroup
 
 
@@ -16,7 +16,7 @@ def loading(monkeypatch):
         done = [each for each in references if each.startswith("done")]
         return done, [each for each in references if each not in done]
 
-    monkeypatch.setattr(actor_group.ray, "wait", wait)
+    monkeypatch.setattr(managed_actor.ray, "wait", wait)
 
     def text(trainers, producers, reward_models=(), *, num_trainers):
         members = [[SimpleNamespace(task=each) for each in names] for names in (producers, reward_models)]
@@ -25,6 +25,7 @@ def loading(monkeypatch):
             _trainer_starts=trainers,
             starting=dict(enumerate(members[0])),
             reward_models=members[1],
+            scorers=[],
         )
         return ActorGroup._loading(group)
 

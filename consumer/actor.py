@@ -1,7 +1,7 @@
 """Run a trainer as a Ray actor: join the trainers' process group, build the backend, run the train loop.
 
-The training engine and transformers are imported when a trainer starts, not with this module, which the driver imports
-to name the class.
+The training engine, torch and transformers are imported when a trainer starts, not with this module, which the driver
+imports to name the class.
 """
 
 import logging
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from coati_rl.checkpoint.directory import OBJECTIVE_KEY, load_state
-from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.config.update_rules import slow_seconds
@@ -26,16 +25,13 @@ from coati_rl.protocols import TrainerCoordinator
 from coati_rl.runtime.address import own_address
 from coati_rl.types import Device
 from consumer.environment import trainer_environment
-from consumer.jobs import offline, rl
-from consumer.jobs.job import Trainer, backend_config
-from consumer.parallel.process_group import StoreLocation, init_process_group, open_listener, private_store_location
+from consumer.parallel.store_location import StoreLocation
 
 if TYPE_CHECKING:
     from consumer.backend import Backend
 
 logger = logging.getLogger(__name__)
 
-_JOBS: dict[type, Any] = {Config: rl, OfflineConfig: offline}  # modules, by the configuration's class
 COLLECTIVE_TIMEOUT_S = 600.0  # trainers wait for each other's rollouts and checkpoints in collectives
 
 
@@ -75,6 +71,8 @@ class TrainerActor:
 
         It is a private file (no open port) where this run started its own Ray, unless an address or a port is set.
         """
+        from consumer.parallel.process_group import open_listener, private_store_location
+
         address, port = own_address(self._config), self._config.cluster.master_port
         if port == 0 and not self._config.cluster.master_address:
             return private_store_location(address)
@@ -85,6 +83,8 @@ class TrainerActor:
         """Join the other trainers and load the model. Returns: the time it took, in seconds."""
         begin, config = time.perf_counter(), self._config
         from consumer.backend import make_backend
+        from consumer.jobs.job import backend_config
+        from consumer.parallel.process_group import init_process_group
 
         # In a weight sync the ranks that hold a sender's other shards wait in a gather until the producers received;
         # at a checkpoint those that have written their files wait for the others.
@@ -113,6 +113,8 @@ class TrainerActor:
         config, backend = self._config, self._backend
         if backend is None:
             raise EngineError(f"trainer {self._rank} was not started")
+        from consumer.jobs.job import Trainer
+
         with closing(self._timeline), self._profiler() as profiler:
             trainer = Trainer(
                 rank=self._rank,
@@ -153,4 +155,6 @@ class TrainerActor:
 
 def _job_of(config: TrainingConfig) -> Any:
     """Return the module of `consumer.jobs` that a configuration is for."""
-    return next(job for kind, job in _JOBS.items() if isinstance(config, kind))
+    from consumer.jobs import offline, rl
+
+    return offline if isinstance(config, OfflineConfig) else rl

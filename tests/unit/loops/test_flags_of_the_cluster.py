@@ -45,7 +45,7 @@ def backend_of(monkeypatch, tmp_path):
     def make(config):
         seen = []
         monkeypatch.setattr(consumer.actor, "enter_actor", lambda context: None)
-        monkeypatch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
+        monkeypatch.setattr("consumer.parallel.process_group.init_process_group", lambda **options: torch.device("cpu"))
         monkeypatch.setattr("consumer.backend.make_backend", lambda settings, **options: seen.append(settings))
         context = ActorContext(name="trainer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
         trainer = consumer.actor.TrainerActor(0, config, context, run_dir=tmp_path, checkpoint_dir=tmp_path)
@@ -138,7 +138,7 @@ def test_producer_tensor_parallel_size__widens_engine_devices_and_weight_group(
     config = config_with(backend="vllm", producer_tensor_parallel_size=width)
     seen = []
     monkeypatch.setattr(producer.actor, "enter_actor", lambda context: None)
-    monkeypatch.setattr(producer.actor, "create_engine", lambda backend, options, **others: seen.append(options))
+    monkeypatch.setattr("producer.engines.create_engine", lambda backend, options, **others: seen.append(options))
     context = ActorContext(name="producer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
     ProducerActor(0, config, context, make_reward=lambda: None).start()
     assert [options.tensor_parallel_size for options in seen] == [width]

@@ -5,20 +5,28 @@
 Exit code: 0 success, 1 the run failed, 2 invalid arguments (nothing was started), 130 interrupted.
 """
 
+import dataclasses
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coati_rl.config import Config
 from coati_rl.config.cli import parse
 from coati_rl.config.installed import with_installed
 from coati_rl.config.rules import check
 from coati_rl.driver.command import exit_code_of, plan_or_launch
+from coati_rl.preflight.prepared import unchecked
 from coati_rl.processes.actor_classes import ActorClasses
+from coati_rl.processes.child_call import call_in_child
 from coati_rl.processes.exit_messages import print_lines
-from coati_rl.processes.run_dir import probe_outputs
+from coati_rl.processes.run_dir import RunPaths, probe_outputs
 from coati_rl.processes.subreaper import run_under_subreaper
+
+if TYPE_CHECKING:
+    from coati_rl.preflight.prepared_run import Prepared
+    from coati_rl.protocols import GroupScorer
 
 
 def main(argv: Sequence[str], scratch: Path) -> int:
@@ -35,15 +43,52 @@ def main(argv: Sequence[str], scratch: Path) -> int:
 
 
 def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
+    if is_dry_run or config.cluster.master_address:
+        prepared, make_scorer, warnings = _prepare(config, is_dry_run=is_dry_run)
+    else:  # this process stays while engines and trainers need the memory
+        prepared, make_scorer, warnings = call_in_child(
+            lambda: _prepare(config, is_dry_run=False), what="the preparation of the run"
+        )
+
+    def classes() -> ActorClasses:
+        from coati_rl.driver.coordinator_actors import CoordinatorActor
+        from consumer.actor import TrainerActor
+        from consumer.scorer import ScorerActor
+        from producer.actor import ProducerActor
+
+        return ActorClasses(
+            coordinator=CoordinatorActor,
+            trainer=TrainerActor,
+            producer=ProducerActor,
+            scorer=ScorerActor,
+            reward_model=_reward_model_cls(config),
+            make_reward=make_scorer,
+        )
+
+    def sample() -> Iterable[str]:
+        from rewards.first_prompt import first_prompt_lines
+
+        return first_prompt_lines(prepared.config, prepared.read_prompts)
+
+    def finish(paths: RunPaths) -> Iterable[str]:
+        from consumer.merge_command import export_run
+
+        return export_run(prepared.config, paths)
+
+    plan_or_launch(
+        prepared, classes, warnings=warnings, is_dry_run=is_dry_run, scratch=scratch, sample=sample, finish=finish
+    )
+
+
+def _prepare(config: Config, *, is_dry_run: bool) -> "tuple[Prepared, Callable[[], GroupScorer], tuple[str, ...]]":
+    """Return the run's inputs, what makes its scorers, and warnings. Raises: ConfigError."""
     from coati_rl.preflight.prepare import prepare
     from coati_rl.preflight.prompts import RewardFacts
-    from consumer.merge_command import export_run
     from consumer.parallel.layout_rules import check_layout
     from consumer.proofs.model import try_model
     from producer.engines.decoding_trial import check_decoding
     from producer.engines.vllm_arguments import check_engine_args, check_quantization
     from producer.made_environment import check_environment
-    from rewards.first_prompt import first_prompt_lines
     from rewards.ground_truths import ground_truth_warnings
     from rewards.registry import columns_of, default_system_prompt, needs_ground_truth
     from rewards.scorer import scorer_factory
@@ -62,33 +107,14 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
         is_dry_run=is_dry_run,
         environment=environment,
     )
+    if not config.cluster.master_address:  # only GPUs of other machines are checked later
+        prepared = dataclasses.replace(prepared, check_gpus=unchecked)
     model = Path(prepared.config.model.model)
     if prepared.config.sampling.backend == "transformers" and model.is_dir():  # in a dry run it may be elsewhere
         check_decoding(model)
     datasets = {"--dataset": prepared.read_prompts}
     datasets |= {f"--eval-dataset {task}": prompts.prompts for task, prompts in prepared.evaluation.items()}
-    warnings = (*prepared.warnings, *ground_truth_warnings(config, datasets))
-
-    def classes() -> ActorClasses:
-        from coati_rl.driver.coordinator_actors import CoordinatorActor
-        from consumer.actor import TrainerActor
-        from consumer.scorer import ScorerActor
-        from producer.actor import ProducerActor
-
-        return ActorClasses(
-            coordinator=CoordinatorActor,
-            trainer=TrainerActor,
-            producer=ProducerActor,
-            scorer=ScorerActor,
-            reward_model=_reward_model_cls(config),
-            make_reward=make_scorer,
-        )
-
-    sample = functools.partial(first_prompt_lines, prepared.config, prepared.read_prompts)
-    finish = functools.partial(export_run, prepared.config)
-    plan_or_launch(
-        prepared, classes, warnings=warnings, is_dry_run=is_dry_run, scratch=scratch, sample=sample, finish=finish
-    )
+    return prepared, make_scorer, (*prepared.warnings, *ground_truth_warnings(config, datasets))
 
 
 def _reward_model_cls(config: Config) -> type | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coati_rl.algorithms.advantage import GAE, group_advantages
-from coati_rl.build import load_estimator
+from coati_rl.estimator import load_estimator
 from coati_rl.preflight.offline_rows import make_samples, read_source_forms
 from coati_rl.samples import Sample
 

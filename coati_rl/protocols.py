@@ -5,16 +5,19 @@ The code between these interfaces runs, and is tested, without Ray, an inference
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
-import torch
 
 from coati_rl.data.packed_group import PackedGroup
-from coati_rl.transport.manifest import WeightManifest
-from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import CommitResult, GenerationRequest, GenerationResult, Problem, TokenChunk
 from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work
+
+if TYPE_CHECKING:  # the coordinator and the driver have no torch, which takes 200 MiB
+    import torch
+
+    from coati_rl.transport.manifest import WeightManifest
+    from coati_rl.transport.rendezvous import Rendezvous
 
 OnTokens = Callable[[TokenChunk], None]
 
@@ -60,7 +63,9 @@ class GenerationEngine(Protocol):
     def close_episode(self, episode_id: str) -> None:
         """End an episode. No effect on one that is not open."""
 
-    def stage_weights(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> tuple[str, ...]:
+    def stage_weights(
+        self, manifest: "WeightManifest", rendezvous: "Rendezvous", *, timeout_s: float
+    ) -> tuple[str, ...]:
         """Receive an update without changing the serving weights; blocks until received.
 
         Returns: the digest of the received bytes, one per tensor-parallel rank.
@@ -110,15 +115,15 @@ class LossFn(Protocol):
         other tokens, as a ratio of whole sequences does.
         """
 
-    def is_final(self, sums: Mapping[str, torch.Tensor]) -> bool:
+    def is_final(self, sums: "Mapping[str, torch.Tensor]") -> bool:
         """Return False if the sums of an evaluation by tokens show that a sample has to be evaluated as a whole.
 
         The loss is then evaluated again, on whole samples.
         """
 
     def __call__(
-        self, logprobs: torch.Tensor, entropy: torch.Tensor, micro_batch: dict[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        self, logprobs: "torch.Tensor", entropy: "torch.Tensor", micro_batch: "dict[str, torch.Tensor]"
+    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
         """Compute the loss of float32[R, M] log-probabilities and entropies, both with gradient.
 
         Of a scalar head `logprobs` are its values, 0 where the mask is False, and entropies are 0.
@@ -189,7 +194,9 @@ class TrainerCoordinator(WorkSource, StepReports, SyncReports, Protocol):
 class WeightReceiver(Protocol):
     """Declare a producer's methods for the weight publisher; the producer may be dead or hung."""
 
-    def stage_weights(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> tuple[str, ...]:
+    def stage_weights(
+        self, manifest: "WeightManifest", rendezvous: "Rendezvous", *, timeout_s: float
+    ) -> tuple[str, ...]:
         """Stage an update. Returns: a digest per rank. Raises: TransferError; PeerLostError if the producer is lost."""
 
     def sleep(self, *, timeout_s: float) -> None:

@@ -1,7 +1,7 @@
 """Run a trainer as a Ray actor: join the trainers' process group, build the backend, run the train loop.
 
-The training engine and transformers are imported when a trainer starts, not with this module, which the driver imports
-to name the class.
+The training engine, torch and transformers are imported when a trainer starts, not with this module, which the driver
+imports to name the class.
 """
 
 import logging
@@ -25,9 +25,7 @@ from coati_rl.protocols import TrainerCoordinator
 from coati_rl.runtime.address import own_address
 from coati_rl.types import Device
 from consumer.environment import trainer_environment
-from consumer.jobs.job import Trainer, backend_config
-from consumer.jobs.jobs import job_of, models_of
-from consumer.parallel.process_group import StoreLocation, init_process_group, open_listener, private_store_location
+from consumer.parallel.store_location import StoreLocation
 
 if TYPE_CHECKING:
     from consumer.backend import Backend
@@ -73,6 +71,8 @@ class TrainerActor:
 
         It is a private file (no open port) where this run started its own Ray, unless an address or a port is set.
         """
+        from consumer.parallel.process_group import open_listener, private_store_location
+
         address, port = own_address(self._config), self._config.cluster.master_port
         if port == 0 and not self._config.cluster.master_address:
             return private_store_location(address)
@@ -83,6 +83,9 @@ class TrainerActor:
         """Join the other trainers and load the model. Returns: the time it took, in seconds."""
         begin, config = time.perf_counter(), self._config
         from consumer.backend import make_backend
+        from consumer.jobs.job import backend_config
+        from consumer.jobs.jobs import models_of
+        from consumer.parallel.process_group import init_process_group
 
         # In a weight sync the ranks that hold a sender's other shards wait in a gather until the producers received;
         # at a checkpoint those that have written their files wait for the others.
@@ -115,6 +118,9 @@ class TrainerActor:
         config, backend = self._config, self._backend
         if backend is None:
             raise EngineError(f"trainer {self._rank} was not started")
+        from consumer.jobs.job import Trainer
+        from consumer.jobs.jobs import job_of
+
         with closing(self._timeline), self._profiler() as profiler:
             trainer = Trainer(
                 rank=self._rank,

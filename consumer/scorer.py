@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coati_rl.batch import MicroBatch
 from coati_rl.config.held_models import remote_models
 from coati_rl.config.training import TrainingConfig
 from coati_rl.processes.actor_process import ActorContext, enter_actor
 from coati_rl.processes.heartbeats import Heartbeat
 from coati_rl.types import Device
 from consumer.environment import trainer_environment
-from consumer.jobs.jobs import models_of
 
 if TYPE_CHECKING:
+    from coati_rl.batch import MicroBatch
     from consumer.models.policy_model import Output
     from consumer.role_models import RoleModel
 
@@ -46,6 +45,7 @@ class ScorerActor:
         """Load the models. Returns: the time it took, in seconds."""
         import torch
 
+        from consumer.jobs.jobs import models_of
         from consumer.parallel.single_process import SingleProcess
         from consumer.role_models import RoleModel
 
@@ -68,7 +68,7 @@ class ScorerActor:
         """Answer requests until the actor is killed."""
         threading.Event().wait()
 
-    def score(self, role: str, micro_batches: Sequence[MicroBatch], output: "Output") -> list[np.ndarray]:
+    def score(self, role: str, micro_batches: "Sequence[MicroBatch]", output: "Output") -> list[np.ndarray]:
         """Return what `Backend.score` does, as arrays."""
         from consumer.models.policy_model import make_input
 

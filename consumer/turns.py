@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from coati_rl.errors import CoatiError
+from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import WeightReceiver
 from coati_rl.work import HandOverWork
 from consumer.parking import Parking
@@ -35,6 +36,7 @@ class TrainersTurn:
         publication: "Publication",
         directory: Path,
         timeout_s: float,
+        timeline: Timeline = NO_TIMELINE,
     ) -> None:
         """Begin with the producers' turn: the models give their memory up.
 
@@ -44,11 +46,13 @@ class TrainersTurn:
             publication: of weights to the producers, which commit in their turn.
             directory: where a CPU's memory is kept.
             timeout_s: for an engine to go to sleep.
+            timeline: records the parts of a hand-over.
         """
         self._backend = backend
         self._connect = connect
         self._publication = publication
         self._timeout_s = timeout_s
+        self._timeline = timeline
         self._parking = Parking(device=backend.device, directory=directory, flag="--colocate")
         self._parking.park(self._tensors())
 
@@ -57,15 +61,19 @@ class TrainersTurn:
         is_first = self._backend.layout.sender == 0
         if work.to == "trainers":
             self._publication.release()
-            self._backend.parallelism.agree((lambda: self._put_to_sleep(work)) if is_first else None)
-            self._parking.unpark()
+            with self._timeline.span("engines go to sleep"):
+                self._backend.parallelism.agree((lambda: self._put_to_sleep(work)) if is_first else None)
+            with self._timeline.span("unpark"):
+                self._parking.unpark()
         else:
-            self._backend.parallelism.agree(lambda: self._parking.park(self._tensors()))
+            with self._timeline.span("park"):
+                self._backend.parallelism.agree(lambda: self._parking.park(self._tensors()))
             if is_first:
                 self._publication.start_commits()
 
     def close(self) -> None:
         """Give the models their memory back, whoever's turn it is: memory that is parked must not be read."""
+        self._publication.release()
         self._parking.unpark()
 
     def _put_to_sleep(self, work: HandOverWork) -> None:

@@ -1,11 +1,13 @@
 """Run a producer as a Ray actor: an engine, reward workers, and the rollout loop that connects them.
 
-`run` blocks in one of the actor's threads; weights are received in others (`stage_weights`, `commit_weights`).
+`run` blocks in one of the actor's threads; weights are received in others (`stage_weights`, `commit_weights`). torch is
+imported when the engine loads, not with this module, which the driver imports to name the class.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,13 +21,11 @@ from coati_rl.processes.actor_process import ActorContext, enter_actor
 from coati_rl.processes.heartbeats import Heartbeat
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
 from coati_rl.runtime.ray_heartbeats import actor_heartbeat
-from coati_rl.transport.manifest import WeightManifest
-from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import CommitResult, Device
-from producer.engines import EngineOptions, create_engine
-from producer.engines.environment import engine_environment
-from producer.made_environment import OwnedEnvironment, make_environment
 from producer.rollout_loop import RolloutLoop
+
+if TYPE_CHECKING:
+    from producer.made_environment import OwnedEnvironment
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ class ProducerActor:
     @staticmethod
     def environment(config: Config, device: Device) -> dict[str, str]:
         """Return the environment variables that must be set before the engine's process starts."""
+        from producer.engines.environment import engine_environment
+
         return engine_environment(
             device,
             config.parallel.producer_tensor_parallel_size,
@@ -60,6 +62,9 @@ class ProducerActor:
     def start(self) -> float:
         """Load the engine with the initial weights. Returns: the time it took, in seconds."""
         begin, config = time.perf_counter(), self._config
+        from producer.engines import EngineOptions, create_engine
+        from producer.made_environment import make_environment
+
         options = EngineOptions.with_flags(
             config.sampling,
             model=config.model.model,
@@ -112,6 +117,9 @@ class ProducerActor:
             rendezvous: a Rendezvous as JSON.
             timeout_s: time limit of the transfer, in seconds.
         """
+        from coati_rl.transport.manifest import WeightManifest
+        from coati_rl.transport.rendezvous import Rendezvous
+
         update, invitation = WeightManifest.from_json(manifest), Rendezvous.from_json(rendezvous)
         with PHASES.phase("stage weights"), self._timeline.start("stage weights", policy_version=update.policy_version):
             return self._loaded_engine().stage_weights(update, invitation, timeout_s=timeout_s)

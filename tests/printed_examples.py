@@ -18,7 +18,7 @@ from typing import Any
 
 import check_docs
 
-PAGES = ("openrlhf", "rl2", "trl", "verl")
+PAGES = ("openrlhf", "rl2", "rl4llm", "trl", "verl")
 FOLDER = check_docs.ROOT / "docs" / "coming_from"
 STEP_TOKEN = "ки"
 MODEL_FLAGS = ("-m", "--teacher", "--reference-model")

@@ -14,6 +14,7 @@ from coati_rl.preflight.checkpoint_disk import checkpoint_lines
 from coati_rl.preflight.prepared import PreparedJob
 from coati_rl.processes.actor_classes import ActorClasses
 from coati_rl.processes.exit_messages import PROG, print_lines, read_note
+from coati_rl.processes.freed_memory import return_freed_memory
 from coati_rl.processes.ray_environment import prepare_ray_environment
 from coati_rl.processes.run_dir import RunPaths
 from coati_rl.processes.slow_phase import slow_phase
@@ -85,6 +86,7 @@ def plan_or_launch(
         from coati_rl.driver.launch import launch
 
         actor_classes = classes()
+    return_freed_memory()  # of the preparations, such as the model that was tried
     paths = launch(prepared, actor_classes, scratch=scratch)
     for line in finish(paths):
         say(line)

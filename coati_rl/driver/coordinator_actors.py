@@ -1,7 +1,7 @@
 """Make a run's coordinator: a Ray actor on the driver's node, or of a job on this machine in the driver itself."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coati_rl.checkpoint.best import best_checkpoint
 from coati_rl.config.thresholds import thresholds
@@ -16,10 +16,12 @@ from coati_rl.coordinator.settings import coordinator_settings
 from coati_rl.data.dataset_source import DatasetSource
 from coati_rl.data.prompt_source import probe_tokens
 from coati_rl.observability.rollouts import RolloutRecorder
-from coati_rl.preflight.prepare import Prepared
-from coati_rl.preflight.prepare_offline import PreparedDataset, dataset_settings
+from coati_rl.preflight.prepared_run import Prepared
 from coati_rl.processes.actor_process import ActorContext, enter_actor
 from coati_rl.processes.run_dir import RunPaths
+
+if TYPE_CHECKING:
+    from coati_rl.preflight.prepare_offline import PreparedDataset
 
 
 class CoordinatorActor(Coordinator):
@@ -56,18 +58,20 @@ class CoordinatorActor(Coordinator):
 class DatasetCoordinatorActor(DatasetCoordinator):
     """Coordinate a job on a dataset."""
 
-    def __init__(self, prepared: PreparedDataset, paths: RunPaths, context: ActorContext) -> None:
+    def __init__(self, prepared: "PreparedDataset", paths: RunPaths, context: ActorContext) -> None:
         enter_actor(context)
         super().__init__(**_of_dataset(prepared, paths))
 
 
-def dataset_coordinator(prepared: PreparedDataset, paths: RunPaths) -> DatasetCoordinator:
+def dataset_coordinator(prepared: "PreparedDataset", paths: RunPaths) -> DatasetCoordinator:
     """Return the coordinator of a job on a dataset, for the driver's own process."""
     return DatasetCoordinator(**_of_dataset(prepared, paths))
 
 
-def _of_dataset(prepared: PreparedDataset, paths: RunPaths) -> dict[str, Any]:
+def _of_dataset(prepared: "PreparedDataset", paths: RunPaths) -> dict[str, Any]:
     """Return the arguments of a job's coordinator."""
+    from coati_rl.preflight.prepare_offline import dataset_settings  # imports torch, which a run with producers lacks
+
     config, resume = prepared.config, prepared.resume
     sizes, state = dataset_settings(config, prepared.mixing), resume.data_state if resume else None
     reference = None

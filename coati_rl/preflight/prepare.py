@@ -4,14 +4,14 @@ Mistakes in files are reported here, before Ray starts.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from coati_rl.build import build_loss, load_estimator
+from coati_rl.build import build_loss
 from coati_rl.checkpoint.former_settings import with_former_settings
-from coati_rl.checkpoint.resume import ResumePoint, open_resume_point
+from coati_rl.checkpoint.resume import open_resume_point
 from coati_rl.config import Config
 from coati_rl.config.algorithm_rules import algorithm_warnings
 from coati_rl.config.control_rules import check_reference
@@ -19,20 +19,21 @@ from coati_rl.config.distillation_rules import distillation_warnings
 from coati_rl.config.engine_rules import check_engines, check_width, engine_warnings
 from coati_rl.config.environment_rules import environment_warnings
 from coati_rl.config.gpu_rules import with_device_defaults
-from coati_rl.config.plan import Plan, make_plan, resolve_precision
+from coati_rl.config.plan import make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.update_rules import with_sync_timeout
 from coati_rl.data.dataset import PromptSet
 from coati_rl.data.prompt_source import PromptSource
-from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.errors import ConfigError
+from coati_rl.estimator import load_estimator
 from coati_rl.model_files.check import Use
 from coati_rl.own_optimizer import check_own_functions
 from coati_rl.preflight.adapter import with_adapter
 from coati_rl.preflight.job_memory import check_run_memory, update_bytes
 from coati_rl.preflight.job_models import with_run_models
 from coati_rl.preflight.layout_choice import open_choices, with_run_choices
-from coati_rl.preflight.prepared import PreparedJob
+from coati_rl.preflight.prepared import unchecked
+from coati_rl.preflight.prepared_run import NUM_READ, Prepared
 from coati_rl.preflight.prompts import (
     EnvironmentFacts,
     RewardFacts,
@@ -48,38 +49,9 @@ from coati_rl.preflight.size_checks import check_length, check_prompts, check_st
 from coati_rl.processes.exit_messages import print_lines
 from coati_rl.processes.slow_phase import slow_phase
 from coati_rl.transport.choice import choose_backend
-from coati_rl.types import Device, Prompt
+from coati_rl.types import Device
 
 logger = logging.getLogger(__name__)
-
-_NUM_READ = 2000  # prompts, for their mean length, and of streamed ones for warnings about them
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared(PreparedJob):
-    """Hold the inputs of a run with producers."""
-
-    config: Config
-    plan: Plan
-    train: PromptSet  # of files
-    source: PromptSource | None  # None in a dry run without the model's tokenizer
-    evaluation: dict[str, PromptSet]
-    resume: ResumePoint | None = None
-    generated_tasks: tuple[str, ...] = ()  # of training rows
-
-    @property
-    def read_prompts(self) -> Sequence[Prompt]:
-        """Return the training prompts of files; where they are streamed, some of the first ones."""
-        prompts = self.train.prompts
-        return prompts[:_NUM_READ] if isinstance(prompts, StreamedPrompts) else prompts
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """Return the tasks of the training prompts, in the order in which they are defined."""
-        prompts = self.train.prompts
-        used = {*prompts.tasks} if isinstance(prompts, StreamedPrompts) else {prompt.task for prompt in prompts}
-        used |= {*self.generated_tasks}
-        return tuple(name for name in self.config.by_task if name in used)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +64,7 @@ class _Inputs:
     num_prompts: int | None  # of a pass; None: without end
     source: PromptSource | None = None
     memory: tuple[str, ...] = ()  # lines of the plan, of the layout that was chosen and of memory
-    check_gpus: Callable[[int], object] = lambda gpu_bytes: None  # see `PreparedJob`
+    check_gpus: Callable[[int], object] = unchecked  # see `PreparedJob`
     warnings: tuple[str, ...]
 
 
@@ -244,7 +216,7 @@ def _with_model(
 
 def _mean_prompt_tokens(train: PromptSet) -> float | None:
     """Return the mean length of the first prompts of files, in tokens; None if there are none."""
-    read = train.prompts[:_NUM_READ]
+    read = train.prompts[:NUM_READ]
     return sum(len(prompt.token_ids) for prompt in read) / len(read) if read else None
 
 

@@ -9,6 +9,12 @@ from coati_rl.config.training import TrainingConfig
 _INLINE_LIMIT = "RAY_max_direct_call_object_size"
 _MAX_INLINE_BYTES = 2**19  # Ray's is 100 KiB; of 600 to 850 KB the object store is as fast, see docs/performance.md
 
+# Otherwise each process of a run imports pyarrow (25 MiB), of whose tables none goes through Ray here.
+_WITHOUT_ARROW = (
+    "RAY_DISABLE_CUSTOM_ARROW_DATA_SERIALIZATION",
+    "RAY_DISABLE_CUSTOM_ARROW_JSON_OPTIONS_SERIALIZATION",
+)
+
 
 def prepare_ray_environment(config: TrainingConfig) -> None:
     """Set the variables that the run needs; call before anything imports Ray. Variables set by the user stay.
@@ -35,4 +41,5 @@ def prepare_ray_environment(config: TrainingConfig) -> None:
 
 def actor_environment() -> dict[str, str]:
     """Return the settings that an actor's process needs, too: in a cluster that is joined it does not inherit them."""
-    return {_INLINE_LIMIT: os.environ.get(_INLINE_LIMIT, str(_MAX_INLINE_BYTES))}
+    settings = {_INLINE_LIMIT: str(_MAX_INLINE_BYTES), **dict.fromkeys(_WITHOUT_ARROW, "1")}
+    return {name: os.environ.get(name, value) for name, value in settings.items()}

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import ray
 
-from coati_rl.preflight.prepared import PreparedJob
+from coati_rl.preflight.prepared import PreparedJob, unchecked
 from coati_rl.processes.actor_classes import START_TIMEOUT_S, ActorClasses
 from coati_rl.processes.actor_process import ActorContext, device_environment
 from coati_rl.processes.hangs import HangTimeouts
@@ -24,7 +24,6 @@ from coati_rl.processes.slow_phase import repeated
 from coati_rl.runtime import remote
 from coati_rl.runtime.cluster import actor_options, own_namespace, ray_cluster
 from coati_rl.runtime.managed_actor import ManagedActor, num_done
-from coati_rl.runtime.node_gpus import check_node_gpus
 from coati_rl.runtime.placement_manager import PlacementManager, Reservation
 from coati_rl.runtime.ray_heartbeats import ray_heartbeats
 from coati_rl.runtime.remote import RemoteCoordinator
@@ -80,6 +79,8 @@ class ActorGroup:
         self._namespace = own_namespace()
         self._placement = PlacementManager(self._config, prepared.plan.device)
         if self._config.cluster.master_address and prepared.plan.device == "cuda":
+            from coati_rl.runtime.node_gpus import check_node_gpus  # imports torch
+
             check_node_gpus(prepared.check_gpus, self._placement.nodes)
         self.coordinator_handle = self._make_coordinator()
         self.coordinator = RemoteCoordinator(self.coordinator_handle)
@@ -204,7 +205,7 @@ class ActorGroup:
         actor: Any = ray.remote(self._classes.coordinator).options(
             name="coordinator", namespace=self._namespace, **options
         )
-        return actor.remote(self._prepared, self._paths, context)
+        return actor.remote(replace(self._prepared, check_gpus=unchecked), self._paths, context)
 
     def _make_trainer(self, rank: int) -> Any:
         reservation = self._placement.trainers[rank]

@@ -6,7 +6,7 @@ The clients here have the interface of the local classes that they replace, so t
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
@@ -16,10 +16,12 @@ from coati_rl.coordinator.run_status import RunStatus
 from coati_rl.data.packed_group import PackedGroup
 from coati_rl.errors import CoatiError, PeerLostError, RunError
 from coati_rl.text import first_line
-from coati_rl.transport.manifest import WeightManifest
-from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import CommitResult
 from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work
+
+if TYPE_CHECKING:
+    from coati_rl.transport.manifest import WeightManifest
+    from coati_rl.transport.rendezvous import Rendezvous
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +198,9 @@ class RemoteProducer:
         except ValueError as error:  # raised by Ray if there is no such actor
             raise PeerLostError(f"{name} has ended") from error
 
-    def stage_weights(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> tuple[str, ...]:
+    def stage_weights(
+        self, manifest: "WeightManifest", rendezvous: "Rendezvous", *, timeout_s: float
+    ) -> tuple[str, ...]:
         """See WeightReceiver."""
         reference: Any = self._handle.stage_weights.remote(manifest.to_json(), rendezvous.to_json(), timeout_s)
         digests: tuple[str, ...] = wait_for(reference, who=self._name, timeout_s=timeout_s + STAGING_GRACE_S)

@@ -99,6 +99,7 @@ def train_loop(
                 publication=publication,
                 directory=trainer.run_dir,
                 timeout_s=config.cluster.heartbeat_timeout_s,
+                timeline=trainer.timeline,
             )
             turns["hand_over"] = stack.enter_context(closing(turn)).hand_over
         yield TrainLoop(

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights  # type: ignore[import-untyped]
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -101,7 +102,7 @@ def convert(model: PreTrainedModel) -> None:
     for parameter in model.parameters():
         if not parameter.is_floating_point():  # in 4 bits, two numbers a byte
             continue
-        copies = parameter.requires_grad and parameter.device.type == "cpu"
+        copies = parameter.requires_grad and parameter.device.type == "cpu" and not _has_own_memory(parameter.data)
         parameter.data = parameter.data.to(model.config.dtype, copy=copies)
 
 
@@ -114,6 +115,19 @@ def take_own_memory(model: PreTrainedModel) -> None:
         local: Any = getattr(parameter, "_local_tensor", parameter)
         if not local.untyped_storage().resizable():
             parameter.data = parameter.data.clone()
+
+
+def convert_shards(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give parameters that are views of whole tensors memory of their own, in a dtype."""
+    for parameter in module.parameters():
+        is_own = _has_own_memory(parameter.data)
+        parameter.data = parameter.data.to(dtype, copy=not is_own, memory_format=torch.contiguous_format)
+
+
+def _has_own_memory(tensor: Tensor) -> bool:
+    """Return True if a tensor is all that is in its memory, and that is no map of a file: the copy of a shard."""
+    storage: Any = getattr(tensor, "_local_tensor", tensor).untyped_storage()  # of a DTensor
+    return storage.resizable() and storage.nbytes() == tensor.numel() * tensor.itemsize
 
 
 def _unreadable(model_dir: Path, error: Exception) -> ConfigError:
@@ -133,7 +147,7 @@ def _mapped_dtype(tensors: Mapping[str, Tensor], config: Any, dtype: torch.dtype
 def _replace_buffers(model: PreTrainedModel, auto_class: Any, dtype: torch.dtype) -> None:
     """Give a model that was read in another dtype the buffers, and the config, of one that was read in `dtype`."""
     stored = model.state_dict()
-    with no_init_weights():  # the memory of its parameters is never touched
+    with no_init_weights(), init_empty_weights(include_buffers=False):  # no memory for parameters
         as_read = auto_class.from_config(
             model.config, dtype=dtype, attn_implementation=model.config._attn_implementation
         )

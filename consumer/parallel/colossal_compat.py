@@ -2,9 +2,9 @@
 
 `install()` runs once, when this module is imported; the names that the consumer needs are exported from here. The
 accelerator object is replaced through ColossalAI's own interface. Patched are: a torch function that ColossalAI calls
-and torch has removed, ZeRO's check for a GPU, the unpickling of what another pipeline stage sends, and the plugin's
-destructor. (While a backend is built, `process_group` also sets the timeout of new groups.) Warnings are filtered one
-message at a time.
+and torch has removed, ZeRO's check for a GPU, the copy of shards, the unpickling of what another pipeline stage sends,
+and the plugin's destructor. (While a backend is built, `process_group` also sets the timeout of new groups.) Warnings
+are filtered one message at a time.
 """
 
 import functools
@@ -45,6 +45,7 @@ from colossalai.shardformer.policies.base_policy import (  # noqa: E402
     Policy,
     SubModuleReplacementDescription,
 )
+from colossalai.tensor.d_tensor import comm_spec  # noqa: E402
 from colossalai.zero.low_level import LowLevelZeroOptimizer  # noqa: E402
 
 from consumer.parallel.layout import Layout  # noqa: E402
@@ -58,12 +59,19 @@ def install() -> None:
     if not hasattr(dist, "is_hccl_available"):
         dist.is_hccl_available = lambda: False  # type: ignore[attr-defined]
     p2p._cuda_safe_tensor_to_object = read_message  # the original unpickles any class
+    comm_spec._split = _shard_of  # the original copies it before it is converted; see `shardformer_policy`
     # At INFO every plugin prints its settings on every rank, independent of our logging configuration.
     get_dist_logger().set_level("WARNING")
     if not torch.cuda.is_available():
         set_accelerator(SingleCpuAccelerator())
         # It checks for a GPU and for parameter dtypes, which the plugin has just cast.
         LowLevelZeroOptimizer._sanity_checks = lambda self: None
+
+
+def _shard_of(tensor: torch.Tensor, spec: Any) -> torch.Tensor:
+    """Return this rank's part of a whole tensor along one dimension, a view of it."""
+    group = spec.process_group_dict[spec.logical_process_axis]
+    return tensor.chunk(dist.get_world_size(group), spec.shard_dim)[dist.get_rank(group)]
 
 
 class SingleCpuAccelerator(CpuAccelerator):

@@ -17,7 +17,6 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -29,19 +28,11 @@ import torch.distributed as dist
 
 from coati_rl.errors import CollectiveError, ConfigError, EngineError, RunError
 from coati_rl.types import Device
+from consumer.parallel.store_location import StoreLocation
 
 logger = logging.getLogger(__name__)
 
 _GLOO = "third_party/gloo/gloo/transport/"  # in messages of lost connections and timeouts
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoreLocation:
-    """Locate the trainers' store: a TCP port of rank 0, or a file."""
-
-    address: str  # of rank 0; the other ranks use the network interface that reaches it
-    port: int = 0  # of the store; 0: the store is a file
-    file: Path | None = None
 
 
 def private_store_location(address: str) -> StoreLocation:

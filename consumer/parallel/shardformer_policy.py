@@ -8,10 +8,12 @@ model consists of embedding, layers and norm. Plans with anything that is not su
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from consumer.models.loading import convert_shards
 from consumer.models.policy_model import policy_forward
 from consumer.models.scalar_head import scalar_head
 from consumer.parallel.colossal_compat import (
@@ -55,9 +57,12 @@ class DecoderPolicy(Policy):
         whole = ModulePolicyDescription(method_replacement={"forward": self._forward()})
         policy = {type(model): whole}
         if self.shard_config.enable_tensor_parallelism:
-            plan = tensor_parallel_plan(model.config)
+            plan, dtype = tensor_parallel_plan(model.config), model.config.dtype
             linear = [
-                SubModuleReplacementDescription(suffix=pattern.removeprefix("layers.*."), target_module=LINEAR[style])
+                SubModuleReplacementDescription(
+                    suffix=pattern.removeprefix("layers.*."),
+                    target_module=_converted(LINEAR[style], dtype),
+                )
                 for pattern, style in plan.items()
                 if style in LINEAR
             ]
@@ -65,10 +70,11 @@ class DecoderPolicy(Policy):
                 layer: ModulePolicyDescription(sub_module_replacement=linear)
                 for layer in {type(layer) for layer in base.layers}
             }
-            embedding = _vocabulary("embed_tokens", VocabParallelEmbedding1D)
+            embedding = _vocabulary("embed_tokens", _converted(VocabParallelEmbedding1D, dtype))
             policy[type(base)] = ModulePolicyDescription(sub_module_replacement=[embedding])
             if scalar_head(model) is None:
-                whole.sub_module_replacement = [_vocabulary("lm_head", VocabParallelLMHead1D)]
+                head = _converted(VocabParallelLMHead1D, dtype)
+                whole.sub_module_replacement = [_vocabulary("lm_head", head)]
         return policy
 
     def get_held_layers(self) -> list[nn.Module]:
@@ -102,3 +108,19 @@ class DecoderPolicy(Policy):
 
 def _vocabulary(suffix: str, module: type) -> SubModuleReplacementDescription:
     return SubModuleReplacementDescription(suffix=suffix, target_module=module, kwargs=NO_PADDING)
+
+
+def _converted(target: type, dtype: torch.dtype) -> type:
+    """Return a class that makes modules of `target`, whose shards are copied once, into the dtype of training.
+
+    A copy in the files' dtype would leave a gap in the heap when it is converted: the C library keeps it.
+    """
+
+    class Converted(target):  # type: ignore[misc, valid-type]
+        @staticmethod
+        def from_native_module(module: nn.Module, **options: Any) -> nn.Module:
+            made: nn.Module = target.from_native_module(module, **options)  # type: ignore[attr-defined]
+            convert_shards(made, dtype)
+            return made
+
+    return Converted

@@ -4,11 +4,15 @@ In: a backend's name and its settings. Out: a loaded engine. Importing this pack
 `create_engine` imports the one that it needs, in a process started with `engine_environment`.
 """
 
+from typing import TYPE_CHECKING
+
 from coati_rl.errors import ConfigError
 from coati_rl.protocols import GenerationEngine
-from producer.engines.engine_thread import ThreadedEngine
 from producer.engines.environment import engine_environment
 from producer.engines.options import EngineOptions
+
+if TYPE_CHECKING:
+    from producer.engines.engine_thread import ThreadedEngine
 
 __all__ = ["EngineOptions", "create_engine", "engine_environment"]
 

@@ -13,15 +13,32 @@ from producer.engines.vllm_sleep import WorkerSleep
 
 
 @pytest.mark.gpu
-def test_a_gpu_s_memory_is_free_while_tensors_are_parked(tmp_path: Path) -> None:
+def test_a_gpu_s_memory_is_free_while_tensors_are_parked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", 0)
     flat = torch.randn(64 * 2**18, device=device)
     tensors = [flat, flat[8:24].view(4, 4), torch.arange(2**20, device=device)]
     before = [each.clone().cpu() for each in tensors]
     used = torch.cuda.memory_allocated(device)
     parking = Parking(device=device, directory=tmp_path, flag="--colocate")
+    calls = list[tuple[str, bool]]()  # and whether the storage has memory at the call
+
+    def note(name: str) -> None:
+        call = getattr(torch.cuda, name)
+
+        def noted() -> None:
+            calls.append((name, flat.untyped_storage().nbytes() > 0))
+            call()
+
+        monkeypatch.setattr(torch.cuda, name, noted)
+
+    note("synchronize")
+    note("empty_cache")
     for _ in range(2):
+        calls.clear()
         parking.park(tensors)
+        assert calls[0] == ("synchronize", True), "memory is freed when copies have ended"
+        assert calls[-1] == ("empty_cache", False), "what is freed is the engine's"
+        assert all(kept.is_pinned() for kept in parking._keeper._kept)
         assert torch.cuda.memory_allocated(device) <= used - parking.num_bytes
         parking.unpark()
         assert all(torch.equal(each.cpu(), right) for each, right in zip(tensors, before, strict=True))

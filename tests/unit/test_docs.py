@@ -9,9 +9,10 @@ from coati_rl.algorithms.advantage import STD_EPS
 from coati_rl.algorithms.aggregation import token_weight
 from coati_rl.algorithms.over_length import over_length_penalty
 from coati_rl.algorithms.token_advantages import VARIANCE_EPS
-from coati_rl.build import build_loss, load_estimator
+from coati_rl.build import build_loss
 from coati_rl.config import Config
 from coati_rl.config.presets import PRESETS
+from coati_rl.estimator import load_estimator
 
 ROOT = Path(__file__).parents[2]
 ALGORITHMS = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")

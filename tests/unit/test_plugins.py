@@ -9,10 +9,11 @@ import torch
 
 from coati_rl.algorithms.advantage import group_advantages, leave_one_out
 from coati_rl.algorithms.loss import PolicyLoss
-from coati_rl.build import build_loss, load_estimator, load_terms
+from coati_rl.build import build_loss, load_terms
 from coati_rl.config import Config
 from coati_rl.config.cli import parse
 from coati_rl.errors import ConfigError
+from coati_rl.estimator import load_estimator
 from coati_rl.plugins import is_plugin, load_function
 from tests.unit.algorithms.batches import evaluate, lay_out, random_samples
 

@@ -9,9 +9,10 @@ import torch
 
 from coati_rl.algorithms.advantage import group_advantages
 from coati_rl.algorithms.loss import PolicyLoss
-from coati_rl.build import build_loss, load_estimator
+from coati_rl.build import build_loss
 from coati_rl.config import Config
 from coati_rl.config.presets import PRESETS
+from coati_rl.estimator import load_estimator
 from tests.unit.algorithms.batches import LEAVES, evaluate, lay_out, random_samples
 from tests.unit.algorithms.oracle import sample_loss
 

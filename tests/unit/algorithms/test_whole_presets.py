@@ -15,9 +15,10 @@ from coati_rl.algorithms.over_length import over_length_penalty
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.algorithms.token_advantages import advantage_sums, subtract_kl_to_go, whiten
 from coati_rl.batch import MicroBatch
-from coati_rl.build import build_loss, load_estimator
+from coati_rl.build import build_loss
 from coati_rl.config import Config
 from coati_rl.config.presets import PRESETS
+from coati_rl.estimator import load_estimator
 from consumer.objectives.run_objective import policy_gradient
 from tests.unit.algorithms import paper_objectives as papers
 from tests.unit.algorithms.batches import evaluate, lay_out, numbers, to_micro_batch

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from coati_rl.build import build_loss, load_estimator
+from coati_rl.build import build_loss
 from coati_rl.config import Config
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.cli import build_config, parse
 from coati_rl.config.presets import PRESETS, read_preset
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
+from coati_rl.estimator import load_estimator
 
 NAMES = (
     "CISPO",

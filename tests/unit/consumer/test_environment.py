@@ -87,6 +87,11 @@ def test_a_trainer_has_these_variables_on_the_cpu_alone(plugin):
     assert trainer_environment(config, "cuda") == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
+def test_trainers_that_share_their_device_return_what_they_free():
+    in_turns = trainer_environment(Config(colocate=True, n_behind=0), "cpu")
+    assert in_turns == {"GLOO_SOCKET_IFNAME": "lo"} | memory_environment("cpu", "fsdp2")
+
+
 def test_huge_pages_spare_page_faults_where_the_system_leaves_them_to_programs():
     is_left_to_programs = THP.is_file() and "[madvise]" in THP.read_text()
     plain, huge = (number_from(WRITES_64_MIB, variables) for variables in ({}, HUGE_PAGES))

@@ -120,9 +120,9 @@ class ThreadedRun:
         with pytest.MonkeyPatch.context() as patch:
             for module in (coordinator_actors, consumer.actor, producer.actor):
                 patch.setattr(module, "enter_actor", lambda context: None)
-            patch.setattr(producer.actor, "create_engine", self._create_engine)
+            patch.setattr("producer.engines.create_engine", self._create_engine)
             patch.setattr("consumer.backend.make_backend", lambda config, **options: self._make_backend(config))
-            patch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
+            patch.setattr("consumer.parallel.process_group.init_process_group", lambda **options: torch.device("cpu"))
             patch.setattr("coati_rl.runtime.remote.RemoteProducer", self._connect)
             self._coordinator = _recording(
                 coordinator_actors.CoordinatorActor, self.trace, hold_trainer=self._hold_trainer

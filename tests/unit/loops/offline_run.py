@@ -72,7 +72,7 @@ def run_offline(job, values, *, stop_after=None):
         for module in (coordinator_actors, consumer.actor):
             patch.setattr(module, "enter_actor", lambda context: None)
         patch.setattr("consumer.backend.make_backend", make_backend)
-        patch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
+        patch.setattr("consumer.parallel.process_group.init_process_group", lambda **options: torch.device("cpu"))
         coordinator = Recorded(prepared, paths, context("coordinator"))
         trainer = consumer.actor.TrainerActor(
             0,

@@ -17,7 +17,7 @@ def engine_options(monkeypatch, config_with, tmp_path):
     def made(**changes):
         seen = []
         monkeypatch.setattr(producer.actor, "enter_actor", lambda context: None)
-        monkeypatch.setattr(producer.actor, "create_engine", lambda backend, options, **others: seen.append(options))
+        monkeypatch.setattr("producer.engines.create_engine", lambda backend, options, **others: seen.append(options))
         of_actor = {"device": "cuda", "dtype": "bfloat16", "slot": 0, "num_slots": 1}
         context = ActorContext(name="producer-0", log_dir=tmp_path, **of_actor)
         ProducerActor(0, config_with(backend="vllm", **changes), context, make_reward=lambda: None).start()

@@ -120,7 +120,7 @@ def test_producer_tensor_parallel_size__widens_engine_devices_and_weight_group(
     config = config_with(backend="vllm", producer_tensor_parallel_size=width)
     seen = []
     monkeypatch.setattr(producer.actor, "enter_actor", lambda context: None)
-    monkeypatch.setattr(producer.actor, "create_engine", lambda backend, options, **others: seen.append(options))
+    monkeypatch.setattr("producer.engines.create_engine", lambda backend, options, **others: seen.append(options))
     context = ActorContext(name="producer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
     ProducerActor(0, config, context, make_reward=lambda: None).start()
     assert [options.tensor_parallel_size for options in seen] == [width]

@@ -46,4 +46,4 @@ def test_calls_carry_messages_of_up_to_512_kib_unless_the_user_sets_another_limi
     assert os.environ[name] == "524288"
     os.environ[name] = "5000"
     prepare_ray_environment(Config())
-    assert actor_environment() == {name: "5000"}
+    assert actor_environment()[name] == "5000"

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from coati_rl.errors import ConfigError
-from coati_rl.runtime import actor_group
+from coati_rl.runtime import actor_group, node_gpus
 from coati_rl.runtime.node_gpus import NodeGpus, check_node_gpus, read_gpus
 from tests.unit.runtime.nvml_library import GIB, NvmlLibrary
 
@@ -44,7 +44,7 @@ def test_a_clusters_nodes_are_asked_before_any_actor_is_made(monkeypatch, addres
     made = []
     monkeypatch.setattr(actor_group, "own_namespace", lambda: "run")
     monkeypatch.setattr(actor_group, "PlacementManager", lambda config, device: SimpleNamespace(nodes=NODES))
-    monkeypatch.setattr(actor_group, "check_node_gpus", lambda check, nodes: check_node_gpus(check, nodes, ask=answer))
+    monkeypatch.setattr(node_gpus, "check_node_gpus", lambda check, nodes: check_node_gpus(check, nodes, ask=answer))
     monkeypatch.setattr(actor_group.ActorGroup, "_make_coordinator", lambda self: made.append("coordinator"))
     monkeypatch.setattr(actor_group, "HangTimeouts", SimpleNamespace(of=lambda config, **sizes: None))
     monkeypatch.setattr(actor_group, "ray_heartbeats", lambda timeouts: None)

@@ -1,0 +1,64 @@
+"""Test calls of functions in a child process."""
+
+import os
+import signal
+import sys
+
+import psutil
+import pytest
+
+from coati_rl.errors import ConfigError, RunError
+from coati_rl.processes.child_call import call_in_child
+
+
+def call(function):
+    return call_in_child(function, what="the preparation")
+
+
+def test_what_the_function_returns_is_returned_and_what_it_loads_is_gone():
+    numbers = []
+
+    def function():
+        numbers.append(1)
+        return [os.getpid(), numbers, b"x" * 2**20]
+
+    pid, seen, large = call(function)
+    assert (pid != os.getpid(), seen, len(large), numbers) == (True, [1], 2**20, [])
+
+
+def test_a_mistake_of_the_user_is_raised_here():
+    def function():
+        raise ConfigError("--model x: is missing")
+
+    with pytest.raises(ConfigError, match="--model x: is missing"):
+        call(function)
+
+
+def test_any_other_error_is_raised_with_where_it_was():
+    def breaks():
+        return [][1]
+
+    with pytest.raises(IndexError) as caught:
+        call(breaks)
+    assert "in breaks" in caught.value.__notes__[0]
+
+
+def test_what_the_function_exits_with_is_raised_here():
+    with pytest.raises(SystemExit, match="3"):
+        call(lambda: sys.exit(3))
+
+
+def test_a_child_that_is_killed_is_an_error_that_says_what_it_did():
+    with pytest.raises(RunError, match="the preparation: its process was killed"):
+        call(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def test_an_interrupt_ends_the_child(tmp_path):
+    def interrupt_parent():
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        os.kill(os.getppid(), signal.SIGINT)
+        signal.pause()
+
+    with pytest.raises(KeyboardInterrupt):
+        call(interrupt_parent)
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))

@@ -133,7 +133,7 @@ def backend_of(monkeypatch, tmp_path):
     def make(config, backend=None):
         seen = []
         monkeypatch.setattr(consumer.actor, "enter_actor", lambda context: None)
-        monkeypatch.setattr(consumer.actor, "init_process_group", lambda **options: torch.device("cpu"))
+        monkeypatch.setattr("consumer.parallel.process_group.init_process_group", lambda **options: torch.device("cpu"))
         monkeypatch.setattr(
             "consumer.backend.make_backend", lambda settings, **options: seen.append(settings) or backend
         )

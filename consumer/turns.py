@@ -4,6 +4,7 @@ Consumes: orders to hand over. Waits for: the other ranks, and the engines that 
 the side whose turn begins. The side whose turn ends gives its memory up before the other one takes any.
 """
 
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +67,7 @@ class TrainersTurn:
             with self._timeline.span("unpark"):
                 self._parking.unpark()
         else:
+            gc.collect()  # once a turn: cycles may hold tensors of the steps
             with self._timeline.span("park"):
                 self._backend.parallelism.agree(lambda: self._parking.park(self._tensors()))
             if is_first:

@@ -5,6 +5,7 @@ are emptied in place and the packed weights of linear layers dropped, which a re
 are adapters alone keeps its base: on a GPU in host memory, on a CPU where it is.
 """
 
+import gc
 from collections.abc import Iterable
 from typing import Any
 
@@ -40,6 +41,7 @@ class WorkerSleep:
                 module.cpu_linear = _use_asleep
         self._weights = _empty([] if self._keeps_weights else runner.model.parameters())
         self._caches = _empty(runner.kv_caches)
+        gc.collect()  # what a reload has left
         return_freed_memory(self._worker.device)
 
     def wake(self) -> None:

@@ -211,7 +211,7 @@ def draw(runs: Sequence[tuple[str, Measured]], path: Path) -> None:
         axis.set_title(f"{title}: at most {measured.peak() / GIB:.2f} GiB", loc="left", fontsize=10)
         axis.set_ylabel("GiB (PSS)")
     axes[-1].set_xlabel("seconds")
-    axes[-1].legend(loc="lower right", fontsize=8)
+    figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=110)
 
 

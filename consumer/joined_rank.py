@@ -1,6 +1,7 @@
-"""Join the ranks of a trainer of one's own program in one process group."""
+"""Join the ranks of a trainer of one's own program, send their weights, and take what they hold off the device."""
 
 import socket
+from collections.abc import Sequence
 
 import torch
 
@@ -8,12 +9,20 @@ from coati_rl.config.training import TrainingConfig
 from coati_rl.runtime.address import own_address
 from coati_rl.types import Device
 from consumer.parallel.process_group import StoreLocation, init_process_group, open_listener, private_store_location
+from consumer.residence import Residence
+from consumer.weight_sync.rank_sender import RankSender
 
 TIMEOUT_S = 600.0  # of a collective
 
 
 class JoinedRank:
-    """Serve as base of a rank, in a process of its own or in one that has joined the others."""
+    """Serve as base of a rank, in a process of its own or in one that has joined the others.
+
+    What it holds sets `_sender` and `_residence`.
+    """
+
+    _sender: RankSender
+    _residence: Residence
 
     def __init__(self, device: torch.device | None = None) -> None:
         """Hold nothing yet. `device`: of a process that has an engine, too; None until `join`."""
@@ -53,3 +62,20 @@ class JoinedRank:
     def kind(self) -> Device:
         """Return the kind of device."""
         return "cuda" if self.device.type == "cuda" else "cpu"
+
+    def open(self, number: int, sizes: Sequence[int], policy_version: int) -> tuple[str, list[str], list[str]] | None:
+        """See `RankSender.open`."""
+        return self._sender.open(number, sizes, policy_version)
+
+    def send(self, manifest: str, senders: Sequence[str], timeout_s: float) -> str:
+        """See `RankSender.send`."""
+        return self._sender.send(manifest, senders, timeout_s)
+
+    def cpu(self, parts: Sequence[str]) -> None:
+        """Take parts of what is held off the device; see `Residence`."""
+        self._residence.park(parts)
+
+    def cuda(self, parts: Sequence[str]) -> None:
+        """Bring parts back; engines have taken what was sent, whose memory is given up."""
+        self._sender.close()
+        self._residence.unpark(parts)

@@ -114,14 +114,6 @@ class OwnModuleRank(JoinedRank):
         """See `Exporter`."""
         return ""
 
-    def open(self, number: int, sizes: Sequence[int], policy_version: int) -> tuple[str, list[str], list[str]] | None:
-        """See `RankSender.open`."""
-        return self._sender.open(number, sizes, policy_version)
-
-    def send(self, manifest: str, senders: Sequence[str], timeout_s: float) -> str:
-        """See `RankSender.send`."""
-        return self._sender.send(manifest, senders, timeout_s)
-
     def probe(self, token_ids: Sequence[int]) -> list[np.ndarray]:
         """Return the log-probabilities of tokens after the first, in bfloat16 also those of float32."""
         found = [self._logprobs(token_ids)]
@@ -135,15 +127,6 @@ class OwnModuleRank(JoinedRank):
         state = {name: weight.cpu() for name, weight in self.export_weights()}
         if self.layout.sender == 0:
             self.module.save_pretrained(directory, state_dict=state)
-
-    def cpu(self, parts: Sequence[str]) -> None:
-        """Take parts off the device; see `Residence`."""
-        self._residence.park(parts)
-
-    def cuda(self, parts: Sequence[str]) -> None:
-        """Bring parts back; engines have taken what was sent, whose memory is given up."""
-        self._sender.close()
-        self._residence.unpark(parts)
 
     def meta(self) -> None:
         """Leave the engines, and drop the module."""

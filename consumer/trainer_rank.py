@@ -123,14 +123,6 @@ class TrainerRank(JoinedRank):
             scores.append(self._backend.score_float32([probe]))
         return [each[0][0].float().cpu().numpy() for each in scores if each]
 
-    def open(self, number: int, sizes: Sequence[int], policy_version: int) -> tuple[str, list[str], list[str]] | None:
-        """See `RankSender.open`."""
-        return self._sender.open(number, sizes, policy_version)
-
-    def send(self, manifest: str, senders: Sequence[str], timeout_s: float) -> str:
-        """See `RankSender.send`."""
-        return self._sender.send(manifest, senders, timeout_s)
-
     def save(self, directory: Path, step: int) -> None:
         """Write a checkpoint."""
         state = {"step": step, "policy_version": step, "data": {}}
@@ -142,15 +134,6 @@ class TrainerRank(JoinedRank):
         self._load(directory)
         self._backend.restore(directory)
         self._objective.restore(load_state(directory).get(OBJECTIVE_KEY, {}))
-
-    def cpu(self, parts: Sequence[str]) -> None:
-        """Take parts of the models off the device; see `Residence`."""
-        self._residence.park(parts)
-
-    def cuda(self, parts: Sequence[str]) -> None:
-        """Bring parts of the models back; engines have taken what was sent, whose memory is given up."""
-        self._sender.close()
-        self._residence.unpark(parts)
 
     def meta(self) -> None:
         """Leave the engines, and drop the models; `load` builds others."""

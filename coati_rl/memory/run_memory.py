@@ -129,16 +129,11 @@ def trainer_memory(
     shape = model_shape(models.policy, tensor_parallel_size=tp, has_scalar_head=models.has_scalar_head)
     adapters = _adapters_of(config, models.policy, layout)
     layout = replace(layout, adapters=adapters)
-    shards, e = config.dp if layout.is_fully_sharded else layout.pp, item_bytes(layout.precision)
-    frozen = {
-        role: model_shape(each, tensor_parallel_size=tp).num_weights * e // shards
-        for role, each in models.frozen.items()
-        if role not in remote_models(config)
-    }
-    away = [count for role, count in frozen.items() if role in offloaded(config)]
+    weight_bytes = item_bytes(layout.precision)
+    held, away = _frozen_bytes(config, models, layout)
     parts = trainer_parts(shape, size, layout, scoring_bytes=max(away, default=0))
-    parts["frozen models"] = parts.get("frozen models", 0) + sum(frozen.values()) - sum(away)
-    parts["frozen models"] += models.adapter_copies * parts["parameters"]
+    own_copies = models.adapter_copies * parts["parameters"]
+    parts["frozen models"] = parts.get("frozen models", 0) + sum(held) + own_copies
     elsewhere = sum(away) + offloaded_bytes(shape, size, layout)
     if models.critic is not None:  # its activations are there when the policy's are not
         critic = model_shape(models.critic, tensor_parallel_size=tp, has_scalar_head=True)
@@ -152,13 +147,13 @@ def trainer_memory(
         copies = 1 if layout.is_fully_sharded else config.dp
         host["kept weights"] = kept_versions * parts["parameters"] // copies
     if backend is not None:
-        whole = model_shape(models.policy).num_weights * e
+        whole = model_shape(models.policy).num_weights * weight_bytes
         _add_sent_weights(parts, host, backend, layout, whole=whole, largest=shape.largest_tensor)
     if not shape.is_known:
         parts.pop("activations", None)
     shared: Parts = {}
     if adapters is not None and adapters.is_base_shared:
-        shared = {"base": adapters.whole_weights(shape) * e}
+        shared = {"base": adapters.whole_weights(shape) * weight_bytes}
     return ProcessMemory(
         name="trainer",
         count=config.parallel.num_trainers,
@@ -168,6 +163,18 @@ def trainer_memory(
         together=config.parallel.num_trainers if shared else 1,
         unknown="; ".join(_unknown_parts(shape, layout)),
     )
+
+
+def _frozen_bytes(config: TrainingConfig, models: RunModels, layout: TrainerLayout) -> tuple[list[int], list[int]]:
+    """Return the weights of each frozen model on a rank: of those that stay on its device, and of those that do not."""
+    shards = config.dp if layout.is_fully_sharded else layout.pp
+    held, away = list[int](), list[int]()
+    for role, hf_config in models.frozen.items():
+        if role not in remote_models(config):
+            shape = model_shape(hf_config, tensor_parallel_size=config.parallel.tensor_parallel_size)
+            of_role = away if role in offloaded(config) else held
+            of_role.append(shape.num_weights * item_bytes(layout.precision) // shards)
+    return held, away
 
 
 def _unknown_parts(shape: ModelShape, layout: TrainerLayout) -> Iterator[str]:

@@ -13,15 +13,15 @@ from coati_rl.config.sync import SyncConfig
 from coati_rl.coordinator.logprob_mismatch import LogprobMismatchMonitor, MismatchSettings
 from coati_rl.errors import ConfigError
 from coati_rl.members import Members
+from consumer.offload_client import PARTS, OffloadClient
 from consumer.own_module import OwnModuleRank
 from consumer.parallel.own_member import OwnMember, join_torchrun, torchrun_address
-from consumer.resident_client import PARTS, ResidentClient
 
 if TYPE_CHECKING:
     from coati.ray_cluster import Cluster
 
 
-class ModuleTrainer(ResidentClient):
+class ModuleTrainer(OffloadClient):
     """Train a module by its own methods, over ranks that FSDP2 shards it over, and send its weights to engines."""
 
     after_meta = "make another ModuleTrainer of a checkpoint"

@@ -10,7 +10,7 @@ from coati_rl.coordinator.logprob_mismatch import LogprobMismatchMonitor
 from coati_rl.errors import RunError, TransferError
 from coati_rl.model_files.identity import weights_identity
 from coati_rl.transport.manifest import WeightManifest
-from consumer.resident_client import ResidentClient
+from consumer.offload_client import OffloadClient
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class Push:
 class Pusher:
     """Push the weights of one trainer, and compare an engine's log-probabilities with the trainer's."""
 
-    def __init__(self, trainer: ResidentClient, monitor: LogprobMismatchMonitor) -> None:
+    def __init__(self, trainer: OffloadClient, monitor: LogprobMismatchMonitor) -> None:
         """Take the client of the ranks, and what judges a difference."""
         self._trainer, self._monitor = trainer, monitor
 

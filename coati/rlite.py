@@ -131,7 +131,7 @@ class RliteTrainEngine:
         self.trainer.cpu()
 
     def cuda(self, *parts: Any) -> None:
-        """See `ResidentClient.cuda`."""
+        """See `OffloadClient.cuda`."""
         self.trainer.cuda(*parts)
 
     def meta(self) -> None:

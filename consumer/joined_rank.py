@@ -8,8 +8,8 @@ import torch
 from coati_rl.config.training import TrainingConfig
 from coati_rl.runtime.address import own_address
 from coati_rl.types import Device
+from consumer.offloaded_parts import OffloadedParts
 from consumer.parallel.process_group import StoreLocation, init_process_group, open_listener, private_store_location
-from consumer.residence import Residence
 from consumer.weight_sync.rank_sender import RankSender
 
 TIMEOUT_S = 600.0  # of a collective
@@ -18,11 +18,11 @@ TIMEOUT_S = 600.0  # of a collective
 class JoinedRank:
     """Serve as base of a rank, in a process of its own or in one that has joined the others.
 
-    What it holds sets `_sender` and `_residence`.
+    What it holds sets `_sender` and `_offloaded_parts`.
     """
 
     _sender: RankSender
-    _residence: Residence
+    _offloaded_parts: OffloadedParts
 
     def __init__(self, device: torch.device | None = None) -> None:
         """Hold nothing yet. `device`: of a process that has an engine, too; None until `join`."""
@@ -72,10 +72,10 @@ class JoinedRank:
         return self._sender.send(manifest, senders, timeout_s)
 
     def cpu(self, parts: Sequence[str]) -> None:
-        """Take parts of what is held off the device; see `Residence`."""
-        self._residence.park(parts)
+        """Take parts of what is held off the device; see `OffloadedParts`."""
+        self._offloaded_parts.offload(parts)
 
     def cuda(self, parts: Sequence[str]) -> None:
         """Bring parts back; engines have taken what was sent, whose memory is given up."""
         self._sender.close()
-        self._residence.unpark(parts)
+        self._offloaded_parts.onload(parts)

@@ -1,7 +1,7 @@
 """Keep a model's tensors elsewhere while they are not used (--offload), and give them memory when they are.
 
 A frozen model is used while it scores or takes other weights, an optimizer's states and masters of their own in a step
-and by checkpoints. Each group of tensors is parked by itself, whatever else of the model is parked meanwhile.
+and by checkpoints. Each group of tensors is offloaded by itself, whatever else of the model is offloaded meanwhile.
 """
 
 import itertools
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from consumer.parallel.parallelism import ModelParameters
-from consumer.parking import Parking, without_storages_of
+from consumer.tensor_offload import TensorOffload, without_storages_of
 
 Group = Literal["weights", "head", "optimizer"]  # of a frozen model the LM head and all else, of a trained one the last
 
@@ -25,7 +25,7 @@ class ModelMemory:
     def __init__(self, module: Any, parameters: ModelParameters, torch_optimizer: Any) -> None:
         """Take what a rank holds of a model. `torch_optimizer`: None of a frozen model."""
         self._module, self._parameters, self._optimizer = module, parameters, torch_optimizer
-        self._groups: dict[Group, tuple[Parking, Callable[[], Iterable[Tensor]]]] = {}
+        self._groups: dict[Group, tuple[TensorOffload, Callable[[], Iterable[Tensor]]]] = {}
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield what this rank holds of the model between two steps."""
@@ -56,9 +56,9 @@ class ModelMemory:
         else:
             tensors = {"optimizer": self.optimizer_tensors}
         for group, find in tensors.items():
-            parking = Parking(device=device, directory=directory, flag="--offload")
-            parking.park(find())
-            self._groups[group] = parking, find
+            kept = TensorOffload(device=device, directory=directory, flag="--offload")
+            kept.offload(find())
+            self._groups[group] = kept, find
 
     @contextmanager
     def used(self, *groups: Group, changes: bool = False) -> Iterator[None]:
@@ -69,12 +69,12 @@ class ModelMemory:
             changes: whether the block may change tensors, or make others.
         """
         with ExitStack() as stack:
-            for parking, find in (self._groups[group] for group in groups if group in self._groups):
+            for kept, find in (self._groups[group] for group in groups if group in self._groups):
                 if changes:
-                    parking.unpark()
-                    stack.callback(_park, parking, find)
+                    kept.onload()
+                    stack.callback(_offload, kept, find)
                 else:
-                    stack.enter_context(parking.unparked())
+                    stack.enter_context(kept.onloaded())
             yield
 
     def _head(self) -> Iterator[Tensor]:
@@ -89,5 +89,5 @@ class ModelMemory:
                 yield from (each for each in state.values() if isinstance(each, Tensor))
 
 
-def _park(parking: Parking, find: Callable[[], Iterable[Tensor]]) -> None:
-    parking.park(find())
+def _offload(kept: TensorOffload, find: Callable[[], Iterable[Tensor]]) -> None:
+    kept.offload(find())

@@ -20,9 +20,9 @@ from coati_rl.processes.freed_memory import return_freed_memory
 from coati_rl.transport.manifest import TensorEntry, dtype_name
 from consumer.joined_rank import JoinedRank
 from consumer.models.float32_compute import Float32Compute
+from consumer.offloaded_parts import OffloadedParts
 from consumer.parallel.layout import Layout
-from consumer.parking import without_storages_of
-from consumer.residence import Residence
+from consumer.tensor_offload import without_storages_of
 from consumer.weight_sync.rank_role import make_sender
 from consumer.weight_sync.rank_sender import RankSender
 
@@ -73,7 +73,9 @@ class OwnModuleRank(JoinedRank):
             for each in module.parameters():
                 each.data = each.data.clone()
         self.module = module
-        self._residence = Residence(self.device, {"weights": self._weights, "optimizer": self._optimizer_tensors})
+        self._offloaded_parts = OffloadedParts(
+            self.device, {"weights": self._weights, "optimizer": self._optimizer_tensors}
+        )
         sender = make_sender(
             self,
             SyncConfig().weight_transport,
@@ -133,7 +135,7 @@ class OwnModuleRank(JoinedRank):
         if self.module is not None:
             self._sender.close()
             self.module = None
-            del self._residence, self._sender
+            del self._offloaded_parts, self._sender
             return_freed_memory(self.device)
 
     def close(self) -> None:

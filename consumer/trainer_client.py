@@ -21,13 +21,13 @@ from coati_rl.members import Members
 from coati_rl.protocols import Role
 from coati_rl.samples import RaggedBatch, Sample
 from coati_rl.types import Device
-from consumer.resident_client import PARTS, ResidentClient
+from consumer.offload_client import PARTS, OffloadClient
 
 _OF_A_STEP = {"adam_betas", "adam_eps", "weight_decay", "max_grad_norm"}
 MAX_PROBE_TOKENS = 256  # of the sample whose log-probabilities verify weights that were sent
 
 
-class TrainerClient(ResidentClient):
+class TrainerClient(OffloadClient):
     """Share samples out to ranks, each a `TrainerRank` with its models."""
 
     after_meta = "trainer.load(directory)"

@@ -26,9 +26,9 @@ from consumer.jobs.job import backend_config, policy_source, start_model
 from consumer.joined_rank import TIMEOUT_S, JoinedRank
 from consumer.objectives.objective import Objective
 from consumer.objectives.run_objective import policy_gradient
+from consumer.offloaded_parts import OffloadedParts
 from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.single_process import SingleProcess
-from consumer.residence import Residence
 from consumer.train_step import TrainStep
 from consumer.weight_sync.rank_role import make_sender
 from consumer.weight_sync.rank_sender import RankSender
@@ -71,7 +71,7 @@ class TrainerRank(JoinedRank):
             if dist.is_initialized()
             else Backend(settings, SingleProcess(device=self.device))
         )
-        self._residence = Residence(
+        self._offloaded_parts = OffloadedParts(
             self.device,
             {
                 "weights": lambda: (each for model in self._backend.models.values() for each in model.memory.weights()),
@@ -140,7 +140,7 @@ class TrainerRank(JoinedRank):
         if self._is_built:
             self._sender.close()
             self._backend.close()
-            del self._sender, self._backend, self._train_step, self._residence
+            del self._sender, self._backend, self._train_step, self._offloaded_parts
             self._is_built = False
             return_freed_memory(self.device)
 

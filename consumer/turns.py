@@ -17,7 +17,7 @@ from coati_rl.errors import CoatiError
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import WeightReceiver
 from coati_rl.work import HandOverWork
-from consumer.parking import Parking
+from consumer.tensor_offload import TensorOffload
 
 if TYPE_CHECKING:
     from consumer.backend import Backend
@@ -54,8 +54,8 @@ class TrainersTurn:
         self._publication = publication
         self._timeout_s = timeout_s
         self._timeline = timeline
-        self._parking = Parking(device=backend.device, directory=directory, flag="--colocate")
-        self._parking.park(self._tensors())
+        self._offload = TensorOffload(device=backend.device, directory=directory, flag="--colocate")
+        self._offload.offload(self._tensors())
 
     def hand_over(self, work: HandOverWork) -> None:
         """Begin this side's turn, or end it. Raises: RunError on every rank if one has failed."""
@@ -64,19 +64,19 @@ class TrainersTurn:
             self._publication.release()
             with self._timeline.span("engines go to sleep"):
                 self._backend.parallelism.agree((lambda: self._put_to_sleep(work)) if is_first else None)
-            with self._timeline.span("unpark"):
-                self._parking.unpark()
+            with self._timeline.span("onload"):
+                self._offload.onload()
         else:
             gc.collect()  # once a turn: cycles may hold tensors of the steps
-            with self._timeline.span("park"):
-                self._backend.parallelism.agree(lambda: self._parking.park(self._tensors()))
+            with self._timeline.span("offload"):
+                self._backend.parallelism.agree(lambda: self._offload.offload(self._tensors()))
             if is_first:
                 self._publication.start_commits()
 
     def close(self) -> None:
-        """Give the models their memory back, whoever's turn it is: memory that is parked must not be read."""
+        """Give the models their memory back, whoever's turn it is: memory that is offloaded must not be read."""
         self._publication.release()
-        self._parking.unpark()
+        self._offload.onload()
 
     def _put_to_sleep(self, work: HandOverWork) -> None:
         """Let the engines give their memory up; one that is gone has, and its loss is found elsewhere."""

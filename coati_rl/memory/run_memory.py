@@ -132,8 +132,7 @@ def trainer_memory(
     weight_bytes = item_bytes(layout.precision)
     held, away = _frozen_bytes(config, models, layout)
     parts = trainer_parts(shape, size, layout, scoring_bytes=max(away, default=0))
-    own_copies = models.adapter_copies * parts["parameters"]
-    parts["frozen models"] = parts.get("frozen models", 0) + sum(held) + own_copies
+    parts["frozen models"] = parts.get("frozen models", 0) + sum(held) + models.adapter_copies * parts["parameters"]
     elsewhere = sum(away) + offloaded_bytes(shape, size, layout)
     if models.critic is not None:  # its activations are there when the policy's are not
         critic = model_shape(models.critic, tensor_parallel_size=tp, has_scalar_head=True)
@@ -151,9 +150,8 @@ def trainer_memory(
         _add_sent_weights(parts, host, backend, layout, whole=whole, largest=shape.largest_tensor)
     if not shape.is_known:
         parts.pop("activations", None)
-    shared: Parts = {}
-    if adapters is not None and adapters.is_base_shared:
-        shared = {"base": adapters.whole_weights(shape) * weight_bytes}
+    is_shared = adapters is not None and adapters.is_base_shared
+    shared: Parts = {"base": adapters.whole_weights(shape) * weight_bytes} if adapters and is_shared else {}
     return ProcessMemory(
         name="trainer",
         count=config.parallel.num_trainers,

@@ -5,7 +5,7 @@
 The same GRPO run is made twice, without and with `--colocate`, one trainer and one vLLM engine on the CPU. Memory is
 the proportional set size (PSS) of all processes of a run, sampled over time: pages that several processes share are
 counted once. It holds mapped files such as libraries, which the kernel can drop; their part is given apart. Files that
-a process reads and writes without mapping them, such as parked weights, are in the page cache and not in it. Printed
+a process reads and writes without mapping them, such as offloaded weights, are in the page cache and not in it. Printed
 are the peaks of each turn by kind of process, the ratio of the peaks, the seconds of a step, and those of each part of
 a hand-over, from the run's timeline. Other programs change the seconds, not the memory.
 """
@@ -41,7 +41,7 @@ KINDS = {"ray::TrainerActor": "trainer", "ray::ProducerActor": "engine"}
 REST = "Ray, driver and coordinator"
 NAMES = [*KINDS.values(), REST]
 TURNS = ("producers", "trainers")
-PARTS = ("engines go to sleep", "unpark", "park", "commit weights")  # spans of a hand-over
+PARTS = ("engines go to sleep", "onload", "offload", "commit weights")  # spans of a hand-over
 SIZES = {
     **{"-ibs": 4, "-imbs": 4, "-tbs": 4, "-tMbs": 4, "-g": 4, "-tmbs": 4, "-mpt": 128, "-mnt": 64},
     **{"-kl": 0, "-nb": 0, "-t": 1, "-i": 1, "-b": "vllm", "--device": "cpu", "-rt": "boxed", "--seed": 0},

@@ -22,7 +22,7 @@ from consumer.backend import Backend
 from consumer.models.weight_history import WeightHistory
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
-from consumer.parking import Parking
+from consumer.tensor_offload import TensorOffload
 from consumer.train_step import TrainStep
 from consumer.weight_sync.rank_sender import make_manifest
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN
@@ -194,14 +194,14 @@ def resume(
 
 def give_up_memory(backend: Backend, directory: Path) -> None:
     """As between two turns of the trainers."""
-    parking = Parking(device=backend.device, directory=directory, flag="--colocate")
-    parking.park(each for model in backend.models.values() for each in model.memory.tensors())
+    offload = TensorOffload(device=backend.device, directory=directory, flag="--colocate")
+    offload.offload(each for model in backend.models.values() for each in model.memory.tensors())
     # Frozen models may be maps of files, which cost nothing.
     trained = {n: getattr(each, "_local_tensor", each) for n, each in backend.policy.module.named_parameters()}
     masters = {f"master of {name}": each for name, each in backend.policy.masters().items()}
     held = {n: t.shape for n, t in {**trained, **masters}.items() if t.untyped_storage().nbytes()}
-    assert not held and parking.num_bytes, held
-    parking.unpark()
+    assert not held and offload.num_bytes, held
+    offload.onload()
 
 
 def run_tasks(rank: int, out_dir: Path, tasks: Sequence[Case | Resume]) -> None:

@@ -14,8 +14,8 @@ from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import Role
 from consumer.backend import Backend, make_backend
 from consumer.backend_config import BackendConfig, ModelSource
-from consumer.parking import Parking
 from consumer.role_models import RoleModel
+from consumer.tensor_offload import TensorOffload
 from tests.backends import backend_config
 from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN
 from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
@@ -133,10 +133,10 @@ def train(backend: Backend, micro_batches: tuple[MicroBatch, ...], step: int, lo
 
 def give_up_all(backend: Backend, directory: Path, offload: frozenset[str]) -> None:
     """As between two turns of the trainers (--colocate)."""
-    parking = Parking(device=CPU, directory=directory, flag="--colocate")
-    parking.park(each for model in backend.models.values() for each in model.memory.tensors())
+    offload = TensorOffload(device=CPU, directory=directory, flag="--colocate")
+    offload.offload(each for model in backend.models.values() for each in model.memory.tensors())
     assert not num_bytes(each for model in backend.models.values() for each in model.memory.tensors())
-    parking.unpark()
+    offload.onload()
     check_memory(backend, offload)
 
 

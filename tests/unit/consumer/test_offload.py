@@ -15,7 +15,7 @@ from consumer.adapters.adapters import AdapterSource
 from consumer.backend import Backend
 from consumer.backend_config import BackendConfig
 from consumer.parallel.single_process import SingleProcess
-from consumer.parking import Parking
+from consumer.tensor_offload import TensorOffload
 from tests.backends import backend_config
 from tests.unit.consumer.conftest import make_micro_batch
 from tests.unit.consumer.test_backend import mini_batch
@@ -132,10 +132,10 @@ def test_a_score_writes_nothing_and_an_error_in_it_gives_the_memory_up_again(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"reference_dir": model_dir, "precision": "bf16", "offload": ALL, "offload_dir": tmp_path}
-    backend, parked = backend_of(backend_config(model_dir, **options)), list[object]()
-    monkeypatch.setattr(Parking, "park", lambda *_: parked.append(1))
+    backend, offloaded = backend_of(backend_config(model_dir, **options)), list[object]()
+    monkeypatch.setattr(TensorOffload, "offload", lambda *_: offloaded.append(1))
     first, second = (backend.score([BATCH], "reference")[0] for _ in range(2))
-    assert torch.equal(first, second) and parked == []
+    assert torch.equal(first, second) and offloaded == []
     with pytest.raises(RuntimeError, match="nothing"), backend.models["reference"].memory.used("weights", "head"):
         assert bytes_of_role(backend, "reference") > 0
         raise RuntimeError("nothing")

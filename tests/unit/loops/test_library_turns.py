@@ -122,7 +122,7 @@ def test_calls_that_need_what_is_parked_are_refused(model_dir, tmp_path):
         trainer.save(tmp_path / "saved")
         weights = weights_of(trainer)
         trainer.cpu("weights")
-        trainer.cpu()  # what is parked already stays
+        trainer.cpu()  # what is offloaded already stays
         for call in (
             lambda: trainer.forward_backward(samples),
             lambda: trainer.score(samples),
@@ -139,7 +139,7 @@ def test_calls_that_need_what_is_parked_are_refused(model_dir, tmp_path):
         trainer.load(tmp_path / "saved")
         assert all(torch.equal(weight, weights[name]) for name, weight in weights_of(trainer).items())
         assert trainer.step == 1
-        trainer.cpu()  # and closes while it is parked
+        trainer.cpu()  # and closes while it is offloaded
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-import consumer.parking
+import consumer.tensor_offload
 from coati_rl.errors import ConfigError
 from coati_rl.work import FinishWork, HandOverWork, RepeatWork, SaveWork, SyncWork, TrainWork
 from producer.engines.fake_engine import _FakeCore
@@ -97,8 +97,8 @@ def test_one_side_gives_its_memory_up_before_the_other_takes_any(run_in_threads,
 
         monkeypatch.setattr(owner, name, call)
 
-    noting(consumer.parking.Parking, "park", "trainer out")
-    noting(consumer.parking.Parking, "unpark", "trainer in")
+    noting(consumer.tensor_offload.TensorOffload, "offload", "trainer out")
+    noting(consumer.tensor_offload.TensorOffload, "onload", "trainer in")
     noting(_FakeCore, "sleep", "engine out")
     noting(_FakeCore, "wake", "engine in")
     noting(_FakeCore, "step", "engine step")

@@ -29,11 +29,11 @@ class _Keeper(Protocol):
         """Write what was stored last to these tensors, which have the same sizes."""
 
 
-class Parking:
-    """Park the memory of tensors, again and again; while they are parked they must not be used."""
+class TensorOffload:
+    """Offload tensors, again and again; while they are offloaded they must not be used."""
 
     def __init__(self, *, device: torch.device, directory: Path, flag: str) -> None:
-        """Park nothing yet.
+        """Offload nothing yet.
 
         Args:
             device: of the tensors.
@@ -42,52 +42,52 @@ class Parking:
         """
         self._device, self._flag = device, flag
         self._keeper: _Keeper = _PinnedMemory() if device.type == "cuda" else _File(directory, flag)
-        self._parked: list[tuple[UntypedStorage, int]] = []
+        self._offloaded: list[tuple[UntypedStorage, int]] = []
 
     @property
     def num_bytes(self) -> int:
-        """Return the number of bytes that are parked."""
-        return sum(size for _, size in self._parked)
+        """Return the number of bytes that are offloaded."""
+        return sum(size for _, size in self._offloaded)
 
-    def park(self, tensors: Iterable[Tensor]) -> None:
+    def offload(self, tensors: Iterable[Tensor]) -> None:
         """Keep the contents of these tensors' storages and free the memory; maps of files stay, which cost none.
 
         Raises: RunError if there is no room for the contents; no memory is given back then.
         """
-        if self._parked:
-            raise ValueError("tensors are parked already")
+        if self._offloaded:
+            raise ValueError("tensors are offloaded already")
         found = _storages(tensors, self._device)
         self._keeper.put([_bytes(storage) for storage in found])
         self._empty([(storage, storage.nbytes()) for storage in found])
 
-    def unpark(self) -> None:
-        """Give the tensors memory and contents back, if they are parked. Raises: RunError if that is not possible."""
-        if not self._parked:
+    def onload(self) -> None:
+        """Give the tensors memory and contents back, if they are offloaded. Raises: RunError if that is not possible."""
+        if not self._offloaded:
             return
         try:
-            for storage, size in self._parked:
+            for storage, size in self._offloaded:
                 storage.resize_(size)
         except RuntimeError as error:  # of PyTorch: a GPU's or the host's memory is full
             raise RunError(
                 f"there is no memory for {self.num_bytes / 2**30:.2g} GiB of a trainer's weights and optimizer states "
                 f"({self._flag}): {first_line(error)}"
             ) from error
-        self._keeper.get([_bytes(storage) for storage, _ in self._parked])
-        self._parked = []
+        self._keeper.get([_bytes(storage) for storage, _ in self._offloaded])
+        self._offloaded = []
 
     @contextmanager
-    def unparked(self) -> Iterator[None]:
+    def onloaded(self) -> Iterator[None]:
         """Give the tensors memory and contents back inside of the block, which must not change them."""
-        parked = self._parked
-        self.unpark()
+        offloaded = self._offloaded
+        self.onload()
         try:
             yield
         finally:
-            self._empty(parked)
+            self._empty(offloaded)
 
     def _empty(self, storages: list[tuple[UntypedStorage, int]]) -> None:
         """Free the memory of storages whose contents are kept."""
-        self._parked = storages
+        self._offloaded = storages
         if not storages:
             return
         if self._device.type == "cuda":
@@ -174,5 +174,5 @@ def _all(transfer: Any, content: Tensor) -> None:
     left = bytes_of(content)
     while left:
         if not (moved := transfer(left)):
-            raise RunError("what was parked is shorter than it was")
+            raise RunError("what was offloaded is shorter than it was")
         left = left[moved:]

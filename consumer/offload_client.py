@@ -11,7 +11,7 @@ Part = Literal["weights", "optimizer"]
 PARTS: tuple[Part, ...] = ("weights", "optimizer")
 
 
-class ResidentClient:
+class OffloadClient:
     """Serve as base of trainers whose ranks have `cpu`, `cuda`, `meta` and `close`."""
 
     after_meta = ""  # the call that brings models back after `meta`

@@ -61,7 +61,7 @@ class TensorOffload:
         self._empty([(storage, storage.nbytes()) for storage in found])
 
     def onload(self) -> None:
-        """Give the tensors memory and contents back, if they are offloaded. Raises: RunError if that is not possible."""
+        """Give the tensors memory and contents back, if they are offloaded. Raises: RunError if there is no room."""
         if not self._offloaded:
             return
         try:

@@ -19,7 +19,7 @@ def test_a_gpu_s_memory_is_free_while_tensors_are_parked(tmp_path: Path, monkeyp
     tensors = [flat, flat[8:24].view(4, 4), torch.arange(2**20, device=device)]
     before = [each.clone().cpu() for each in tensors]
     used = torch.cuda.memory_allocated(device)
-    offload = TensorOffload(device=device, directory=tmp_path, flag="--colocate")
+    kept = TensorOffload(device=device, directory=tmp_path, flag="--colocate")
     calls = list[tuple[str, bool]]()  # and whether the storage has memory at the call
 
     def note(name: str) -> None:
@@ -35,12 +35,12 @@ def test_a_gpu_s_memory_is_free_while_tensors_are_parked(tmp_path: Path, monkeyp
     note("empty_cache")
     for _ in range(2):
         calls.clear()
-        offload.offload(tensors)
+        kept.offload(tensors)
         assert calls[0] == ("synchronize", True), "memory is freed when copies have ended"
         assert calls[-1] == ("empty_cache", False), "what is freed is the engine's"
-        assert all(kept.is_pinned() for kept in offload._keeper._kept)
-        assert torch.cuda.memory_allocated(device) <= used - offload.num_bytes
-        offload.onload()
+        assert all(copy.is_pinned() for copy in kept._keeper._kept)
+        assert torch.cuda.memory_allocated(device) <= used - kept.num_bytes
+        kept.onload()
         assert all(torch.equal(each.cpu(), right) for each, right in zip(tensors, before, strict=True))
     tensors[1].zero_()
     assert not flat[8:24].any(), "a view of the same memory"

@@ -194,14 +194,14 @@ def resume(
 
 def give_up_memory(backend: Backend, directory: Path) -> None:
     """As between two turns of the trainers."""
-    offload = TensorOffload(device=backend.device, directory=directory, flag="--colocate")
-    offload.offload(each for model in backend.models.values() for each in model.memory.tensors())
+    kept = TensorOffload(device=backend.device, directory=directory, flag="--colocate")
+    kept.offload(each for model in backend.models.values() for each in model.memory.tensors())
     # Frozen models may be maps of files, which cost nothing.
     trained = {n: getattr(each, "_local_tensor", each) for n, each in backend.policy.module.named_parameters()}
     masters = {f"master of {name}": each for name, each in backend.policy.masters().items()}
     held = {n: t.shape for n, t in {**trained, **masters}.items() if t.untyped_storage().nbytes()}
-    assert not held and offload.num_bytes, held
-    offload.onload()
+    assert not held and kept.num_bytes, held
+    kept.onload()
 
 
 def run_tasks(rank: int, out_dir: Path, tasks: Sequence[Case | Resume]) -> None:

@@ -133,10 +133,10 @@ def train(backend: Backend, micro_batches: tuple[MicroBatch, ...], step: int, lo
 
 def give_up_all(backend: Backend, directory: Path, offload: frozenset[str]) -> None:
     """As between two turns of the trainers (--colocate)."""
-    offload = TensorOffload(device=CPU, directory=directory, flag="--colocate")
-    offload.offload(each for model in backend.models.values() for each in model.memory.tensors())
+    kept = TensorOffload(device=CPU, directory=directory, flag="--colocate")
+    kept.offload(each for model in backend.models.values() for each in model.memory.tensors())
     assert not num_bytes(each for model in backend.models.values() for each in model.memory.tensors())
-    offload.onload()
+    kept.onload()
     check_memory(backend, offload)
 
 

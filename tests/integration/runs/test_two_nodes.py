@@ -89,7 +89,9 @@ def test_weights_cross_nodes_and_a_producer_of_a_lost_node_goes_on_elsewhere(nod
         assert time.monotonic() < deadline, run.text()
         time.sleep(0.2)
     run.wait_for_step(len(run.records()) + 5)
-    assert "lost" in run.text()
+    while "lost" not in run.text():  # the terminal follows the steps on a machine that is busy
+        assert time.monotonic() < deadline, run.text()
+        time.sleep(0.2)
     assert_engine_and_trainer_agree(run.records())
     samples = trained_samples(run, range(1, len(run.records()) + 1))
     assert len(samples) == len(set(samples)), "no sample was trained twice"

@@ -26,12 +26,12 @@ def test_views_aliases_and_the_optimizer_s_states_are_bit_for_bit_what_they_were
     view, whole = flat[3:9].view(2, 3), flat.view(5, 8)
     tensors = [*model.parameters(), flat, view, whole, torch.arange(9), torch.empty(0)]
     before = [each.detach().clone() for each in tensors]
-    offload = TensorOffload(device=CPU, directory=tmp_path, flag="--colocate")
+    kept = TensorOffload(device=CPU, directory=tmp_path, flag="--colocate")
     for _ in range(2):  # the second time over the first
-        offload.offload(tensors)
+        kept.offload(tensors)
         assert all(each.untyped_storage().nbytes() == 0 for each in tensors)
-        assert offload.num_bytes == sum(p.numel() * 2 for p in model.parameters()) + 40 * 4 + 9 * 8
-        offload.onload()
+        assert kept.num_bytes == sum(p.numel() * 2 for p in model.parameters()) + 40 * 4 + 9 * 8
+        kept.onload()
         assert all(map(torch.equal, tensors, before))
         view.add_(1)
         before = [each.detach().clone() for each in tensors]
@@ -40,7 +40,7 @@ def test_views_aliases_and_the_optimizer_s_states_are_bit_for_bit_what_they_were
 
 
 def test_a_model_trains_on_as_if_nothing_had_been_parked(tmp_path: Path) -> None:
-    def train(offload: TensorOffload | None) -> list[torch.Tensor]:
+    def train(kept: TensorOffload | None) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model = nn.Linear(6, 4)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -48,10 +48,10 @@ def test_a_model_trains_on_as_if_nothing_had_been_parked(tmp_path: Path) -> None
             model(torch.randn(2, 6)).square().sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-            if offload is not None:
+            if kept is not None:
                 states = [each for state in optimizer.state.values() for each in state.values()]
-                offload.offload([*model.parameters(), *states])
-                offload.onload()
+                kept.offload([*model.parameters(), *states])
+                kept.onload()
         return [each.detach() for each in model.parameters()]
 
     assert all(map(torch.equal, train(None), train(TensorOffload(device=CPU, directory=tmp_path, flag="--colocate"))))
@@ -60,10 +60,10 @@ def test_a_model_trains_on_as_if_nothing_had_been_parked(tmp_path: Path) -> None
 def test_the_memory_is_the_operating_system_s_again(tmp_path: Path) -> None:
     tensors = [torch.ones(MIB // 4) for _ in range(64)]  # below the size from which malloc maps memory by itself
     before = resident_bytes()
-    offload = TensorOffload(device=CPU, directory=tmp_path, flag="--colocate")
-    offload.offload(tensors)
+    kept = TensorOffload(device=CPU, directory=tmp_path, flag="--colocate")
+    kept.offload(tensors)
     assert before - resident_bytes() > 56 * MIB
-    offload.onload()
+    kept.onload()
     assert all(bool((each == 1).all()) for each in tensors)
 
 
@@ -71,10 +71,10 @@ def test_digests_do_not_pin_the_memory(tmp_path: Path) -> None:
     tensor = torch.arange(12, dtype=torch.int32)
     assert bytes(bytes_of(tensor)) == tensor.clone().numpy().tobytes()
     assert bytes(bytes_of(torch.empty(0))) == b""
-    offload = TensorOffload(device=CPU, directory=tmp_path, flag="--colocate")
-    offload.offload([tensor])
-    assert offload.num_bytes == 48
-    offload.onload()
+    kept = TensorOffload(device=CPU, directory=tmp_path, flag="--colocate")
+    kept.offload([tensor])
+    assert kept.num_bytes == 48
+    kept.onload()
     assert tensor.tolist() == [*range(12)]
     with pytest.raises(ValueError, match="contiguous"):
         bytes_of(torch.ones(3, 4).T)
@@ -83,23 +83,23 @@ def test_digests_do_not_pin_the_memory(tmp_path: Path) -> None:
 def test_a_map_of_a_file_stays(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(64))
     mapped = torch.from_file(str(tmp_path / "file"), size=16)
-    offload = TensorOffload(device=CPU, directory=tmp_path, flag="--colocate")
-    offload.offload([mapped])
-    assert offload.num_bytes == 0
+    kept = TensorOffload(device=CPU, directory=tmp_path, flag="--colocate")
+    kept.offload([mapped])
+    assert kept.num_bytes == 0
     assert mapped.tolist() == [0.0] * 16
-    offload.onload()
+    kept.onload()
 
 
 def test_what_is_parked_cannot_be_parked_again(tmp_path: Path) -> None:
-    offload = TensorOffload(device=CPU, directory=tmp_path, flag="--colocate")
-    offload.offload([torch.ones(2)])
+    kept = TensorOffload(device=CPU, directory=tmp_path, flag="--colocate")
+    kept.offload([torch.ones(2)])
     with pytest.raises(ValueError, match="offloaded already"):
-        offload.offload([torch.ones(2)])
+        kept.offload([torch.ones(2)])
 
 
 def test_without_room_nothing_is_given_up_and_the_directory_is_named(tmp_path: Path) -> None:
     tensor = torch.ones(MIB)
-    offload = TensorOffload(device=CPU, directory=tmp_path, flag="--colocate")
+    kept = TensorOffload(device=CPU, directory=tmp_path, flag="--colocate")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     import signal
 
@@ -107,7 +107,7 @@ def test_without_room_nothing_is_given_up_and_the_directory_is_named(tmp_path: P
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, limits[1]))
         with pytest.raises(RunError, match=f"cannot be kept in {tmp_path} .*: File too large"):
-            offload.offload([tensor])
+            kept.offload([tensor])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
@@ -116,15 +116,15 @@ def test_without_room_nothing_is_given_up_and_the_directory_is_named(tmp_path: P
 
 def test_memory_that_is_gone_when_a_turn_begins_is_named(tmp_path: Path) -> None:
     tensor = torch.ones(2**26)  # 0.25 GiB
-    offload = TensorOffload(device=CPU, directory=tmp_path, flag="--colocate")
-    offload.offload([tensor])
+    kept = TensorOffload(device=CPU, directory=tmp_path, flag="--colocate")
+    kept.offload([tensor])
     limits = resource.getrlimit(resource.RLIMIT_AS)
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**26, limits[1]))
     try:
         with pytest.raises(RunError, match=r"no memory for 0.25 GiB of a trainer's weights .*\(--colocate\): .*memory"):
-            offload.onload()
+            kept.onload()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
-    offload.onload()
+    kept.onload()
     assert bool((tensor == 1).all())

@@ -18,14 +18,13 @@ SIZES = {"vocab": 8192, "hidden": 768, "layers": 16, "max_positions": 512}
 MOST = 1.2  # models in the training dtype
 
 
-@pytest.mark.parametrize(
-    ("stored", "layouts"), [(torch.float32, ["tp", "fsdp2"]), (torch.bfloat16, ["fsdp2"])], ids=["fp32", "bf16"]
-)
-def test_two_ranks_hold_one_model_at_the_peak_of_loading(tmp_path, stored, layouts):
+@pytest.mark.parametrize(("stored", "ranks"), [(torch.float32, 2), (torch.bfloat16, 2), (torch.bfloat16, 4)], ids=str)
+def test_ranks_together_hold_one_model_at_the_peak_of_loading(tmp_path, stored, ranks):
     with no_progress_bars():
         save_random_model(tmp_path, **SIZES, dtype=stored)
     found = tmp_path / "found.json"
-    flags = ["--model", tmp_path, "--layout", *layouts, "--precision", "fp32", "--json", found]
+    layouts = ["tp", "fsdp2"]
+    flags = ["--model", tmp_path, "--layout", *layouts, "--ranks", ranks, "--precision", "fp32", "--json", found]
     subprocess.run([sys.executable, SCRIPT, *map(str, flags)], check=True, timeout=300)
     loads = json.loads(found.read_text())["loads"]
     assert [load["layout"] for load in loads] == layouts

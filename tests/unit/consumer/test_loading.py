@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
 from coati_rl.config.optimizer import OptimizerConfig
 from consumer.models.policy_model import DTYPES, Precision
@@ -77,6 +78,40 @@ def test_a_model_is_the_one_that_transformers_reads_in_the_run_s_precision(
         if is_trained:
             masters = model.masters()
             assert all(same(masters[name], weight.float()) for name, weight in expected.named_parameters())
+
+
+def test_weights_that_are_made_for_the_sake_of_buffers_take_no_memory(
+    save_as: Callable[[torch.dtype], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = save_as(torch.bfloat16)
+    made: list[str] = []
+    register = torch.nn.Module.register_parameter
+
+    def see(self: Any, name: str, parameter: Any) -> None:
+        if parameter is not None and parameter.ndim > 1:
+            made.append(parameter.device.type)
+        register(self, name, parameter)
+
+    monkeypatch.setattr(torch.nn.Module, "register_parameter", see)
+    load(directory, "fp32", is_sharded=False, is_trained=False)
+    assert made and set(made) == {"meta"}
+
+
+def test_a_buffer_that_is_filled_in_where_it_was_made_has_its_values(
+    save_as: Callable[[torch.dtype], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = save_as(torch.bfloat16)
+    construct = Gemma3RotaryEmbedding.__init__
+
+    def with_buffer(self: Any, *arguments: Any, **options: Any) -> None:
+        construct(self, *arguments, **options)
+        table = torch.empty(3)
+        table[:] = torch.tensor([0.1, 0.2, 0.3])
+        self.register_buffer("table", table, persistent=False)
+
+    monkeypatch.setattr(Gemma3RotaryEmbedding, "__init__", with_buffer)
+    module = load(directory, "fp32", is_sharded=False, is_trained=False).module
+    assert same(module.model.rotary_emb.table, torch.tensor([0.1, 0.2, 0.3]))
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)

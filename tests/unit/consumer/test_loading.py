@@ -85,14 +85,19 @@ def test_weights_that_are_made_for_the_sake_of_buffers_take_no_memory(
 ) -> None:
     directory = save_as(torch.bfloat16)
     made: list[str] = []
-    register = torch.nn.Module.register_parameter
+    register, from_config = torch.nn.Module.register_parameter, AutoModelForCausalLM.from_config
 
     def see(self: Any, name: str, parameter: Any) -> None:
         if parameter is not None and parameter.ndim > 1:
             made.append(parameter.device.type)
         register(self, name, parameter)
 
-    monkeypatch.setattr(torch.nn.Module, "register_parameter", see)
+    def build(*arguments: Any, **options: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.nn.Module, "register_parameter", see)
+            return from_config(*arguments, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_config", build)
     load(directory, "fp32", is_sharded=False, is_trained=False)
     assert made and set(made) == {"meta"}
 

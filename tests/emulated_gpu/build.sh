@@ -40,7 +40,7 @@ grep -ohE '\bcu[A-Z][A-Za-z0-9]+(_v[0-9]+)? *\(' "$packages/nvidia/cu13/include/
 : >nvml.names
 echo 'libcudart.so.13 { global: *; };' >cudart.map
 link libcudart.so.13 801 cudart.names "-Wl,--version-script=cudart.map" devices memory streams kernels
-link libcuda.so.1 801 cuda.names "-L. -l:libcudart.so.13" driver
+link libcuda.so.1 801 cuda.names "-L. -l:libcudart.so.13" driver virtual_memory
 link libnccl.so.2 3 nccl.names "-L. -l:libcudart.so.13" nccl nccl_members nccl_exchange nccl_numbers
 link libnvidia-ml.so.1 3 nvml.names "-L. -l:libcudart.so.13" nvml
 torch="$packages/torch"

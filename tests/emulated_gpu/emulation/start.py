@@ -49,10 +49,21 @@ def replace_triton_attention() -> None:
     vllm_kernels.replace_triton_attention()
 
 
+def find_emulated_runtime() -> None:
+    """Give vLLM's allocator, which copies by the runtime that it finds loaded, the emulated one beside CUDA's."""
+    from vllm.utils import system_utils
+
+    find = system_utils.find_loaded_library
+    system_utils.find_loaded_library = lambda name: (
+        str(LIBRARIES / "libcudart.so.13") if name == "libcudart" else find(name)
+    )
+
+
 AFTER_IMPORT: dict[str, Callable[[], None]] = {
     "torch": replace_torch_kernels,
     "cupy": replace_cupy_runtime,
     "vllm.vllm_flash_attn.flash_attn_interface": replace_vllm_kernels,
+    "vllm.utils.system_utils": find_emulated_runtime,
     "vllm.v1.attention.ops.triton_unified_attention": replace_triton_attention,
 }
 

@@ -22,6 +22,12 @@ void emulated_log(const char *format, ...) __attribute__((format(printf, 1, 2)))
 // Count an operation in which the host waits for the GPU.
 void emulated_host_waits(void);
 
+// Physical memory that is apart from addresses (virtual_memory.c).
+bool emulated_take(int device, size_t size); // false: the GPU has no room
+void emulated_give_back(int device, size_t size);
+void emulated_mapped(void *start, size_t size, int device);
+bool emulated_unmapped(void *start); // after what streams have to do; false: nothing is mapped there
+
 cudaError_t emulated_fail(cudaError_t error); // keep it for cudaGetLastError
 int emulated_current(void);                   // the thread's device
 

@@ -9,7 +9,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-typedef enum { ON_GPU, PINNED, REGISTERED } Kind; // REGISTERED: pinned memory that the program itself has allocated
+// MAPPED: physical memory of a GPU at a reserved address. REGISTERED: pinned memory that the program itself has allocated.
+typedef enum { ON_GPU, MAPPED, PINNED, REGISTERED } Kind;
 
 typedef struct {
     char *start;
@@ -42,6 +43,42 @@ static bool find(const void *pointer, Block *found) {
     return is_found;
 }
 
+static bool forget(const void *start, Block *found) {
+    bool is_known = false;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < num_blocks && !is_known; i++) {
+        if (blocks[i].start != start) continue;
+        is_known = true;
+        *found = blocks[i];
+        blocks[i] = blocks[--num_blocks];
+        if (found->kind == ON_GPU) used[found->device] -= found->size;
+    }
+    pthread_mutex_unlock(&lock);
+    return is_known;
+}
+
+bool emulated_take(int device, size_t size) {
+    pthread_mutex_lock(&lock);
+    bool has_room = used[device] + size <= emulated_bytes();
+    if (has_room) used[device] += size;
+    pthread_mutex_unlock(&lock);
+    return has_room;
+}
+
+void emulated_give_back(int device, size_t size) {
+    pthread_mutex_lock(&lock);
+    used[device] -= size;
+    pthread_mutex_unlock(&lock);
+}
+
+void emulated_mapped(void *start, size_t size, int device) { add((Block){start, size, device, MAPPED, -1}); }
+
+bool emulated_unmapped(void *start) {
+    Block block;
+    emulated_wait_all();
+    return forget(start, &block);
+}
+
 static cudaError_t allocate(void **pointer, size_t size, Kind kind) {
     int device = emulated_current(), file = -1;
     size = size ? (size + 4095) / 4096 * 4096 : 4096;
@@ -60,18 +97,8 @@ static cudaError_t allocate(void **pointer, size_t size, Kind kind) {
 static cudaError_t release(void *pointer) {
     if (!pointer) return cudaSuccess;
     emulated_wait_all();
-    pthread_mutex_lock(&lock);
-    size_t i = 0;
-    while (i < num_blocks && blocks[i].start != pointer) i++;
-    bool is_known = i < num_blocks;
-    Block block = {0};
-    if (is_known) {
-        block = blocks[i];
-        blocks[i] = blocks[--num_blocks];
-        if (block.kind == ON_GPU) used[block.device] -= block.size;
-    }
-    pthread_mutex_unlock(&lock);
-    if (!is_known) return emulated_fail(cudaErrorInvalidValue);
+    Block block;
+    if (!forget(pointer, &block)) return emulated_fail(cudaErrorInvalidValue);
     if (block.kind != REGISTERED) munmap(block.start, block.size);
     if (block.file >= 0) close(block.file);
     return cudaSuccess;
@@ -108,7 +135,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
         *attributes = (struct cudaPointerAttributes){.type = cudaMemoryTypeUnregistered, .device = -2};
         return cudaSuccess;
     }
-    bool is_on_gpu = block.kind == ON_GPU;
+    bool is_on_gpu = block.kind == ON_GPU || block.kind == MAPPED;
     *attributes = (struct cudaPointerAttributes){
         .type = is_on_gpu ? cudaMemoryTypeDevice : cudaMemoryTypeHost,
         .device = block.device,

@@ -37,6 +37,7 @@ OWN = (
     "version",
     "num_computed",
     "process_ids",
+    "gpu_bytes",
     "run",
     "shutdown",
 )
@@ -48,6 +49,7 @@ class HostedEngine:
     def __init__(self, backend: str, settings: dict[str, Any]) -> None:
         from producer.engines import EngineOptions, create_engine
 
+        self._backend = backend
         others = dict(settings)
         version = others.pop("policy_version", 0)
         self._engine = create_engine(backend, EngineOptions(**others), policy_version=version)
@@ -105,6 +107,15 @@ class HostedEngine:
             return step
 
         scheduler.schedule = counted
+
+    def gpu_bytes(self) -> int:
+        """Of its first GPU, in use: vLLM takes the memory away from addresses that torch goes on to hold."""
+        import torch
+
+        if self._backend == "transformers":
+            return torch.cuda.memory_allocated()
+        free, total = torch.cuda.mem_get_info()
+        return total - free
 
     def process_ids(self) -> tuple[int, list[int]]:
         """This process and those below it."""

@@ -15,6 +15,7 @@ from tests.integration.runs.records import (
     read_rollouts,
 )
 from tests.integration.runs.test_offline import JobRun, evaluations, tensors
+from tests.integration.runs.test_turns import one_core  # noqa: F401, a fixture
 
 pytestmark = [pytest.mark.gpu, pytest.mark.full, pytest.mark.timeout(1800)]
 PATIENCE_S = 1500
@@ -78,6 +79,18 @@ def test_a_run_whose_trainer_is_killed_goes_on_to_the_same_bits(make_tiny, start
     assert tensors(resumed, 4) == tensors(whole, 4) and tensors(whole, 4)
     assert read_rollouts(resumed) == read_rollouts(whole)
     assert left_over(resumed) == []
+
+
+@pytest.mark.usefixtures("one_core")
+def test_an_engine_and_a_trainer_that_share_one_gpu_have_the_bits_of_two(make_tiny, start_run, flags, monkeypatch):
+    job = (*flags(make_tiny(tied=True)), *EAGER, "-nb", 0, "--old-logprobs", "trainer", "-si", 2, "--max-steps", 4)
+    apart = finished(start_run(*job, name="apart"))
+    monkeypatch.setenv("COATI_EMULATED_GPU_COUNT", "1")
+    in_turns = finished(start_run(*job, "--colocate", name="in-turns"))
+    assert_weights_moved(in_turns.records())
+    assert tensors(in_turns, 4) == tensors(apart, 4) and tensors(apart, 4)
+    assert read_rollouts(in_turns) == read_rollouts(apart)
+    assert left_over(in_turns) == []
 
 
 def test_a_critic_is_trained_beside_the_policy(make_tiny, start_run, flags):

@@ -1,21 +1,17 @@
 """Test engines on GPUs that give their memory up in the trainers' turn, and serve what is committed after it."""
 
 import pytest
-import torch
 
 from coati_rl.transport.wire import WeightSender
-from tests.gpu.devices import IS_EMULATED
 from tests.integration.engines.engine_process import hosted_engine
 from tests.integration.engines.harness import MAX_MODEL_LEN, Harness
 
 PROMPT = tuple(range(40, 60))
 GAP = 2e-4  # nats, float32
 pytestmark = [pytest.mark.gpu, pytest.mark.full]
-# vLLM's allocator maps memory by the driver's calls, which are not emulated.
-BACKENDS = ["transformers", pytest.param("vllm", marks=pytest.mark.skipif(IS_EMULATED, reason="needs a GPU's driver"))]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["transformers", "vllm"])
 def test_after_a_sleep_an_engine_serves_the_weights_that_are_committed(checkpoints, backend):
     options = {"gpu_memory_utilization": 0.3, "enforce_eager": True} if backend == "vllm" else {}
     with hosted_engine(
@@ -29,12 +25,12 @@ def test_after_a_sleep_an_engine_serves_the_weights_that_are_committed(checkpoin
     ) as engine:
         harness = Harness(engine, checkpoints["untied"], sender=WeightSender())
         before = harness.complete(PROMPT, num_samples=2, max_new_tokens=6, temperature=0.7, seed=5)
-        used = torch.cuda.memory_allocated() if backend == "transformers" else None  # it is in this process
+        used = engine.gpu_bytes()
         for checkpoint in (1, 0):
             harness.put_to_sleep()
-            if used is not None:
-                assert torch.cuda.memory_allocated() < used / 2
+            assert engine.gpu_bytes() < used / 2
             harness.sync(checkpoint)
+            assert engine.gpu_bytes() > 0.9 * used
             (sample,) = harness.complete(PROMPT, max_new_tokens=6, temperature=0.7, seed=1)
             assert harness.logprob_gap(PROMPT, sample, temperature=0.7) < GAP
             assert harness.probe_gap(PROMPT) < GAP

@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tests.integration.runs.conftest import ROOT, Run
+from tests.integration.runs.test_turns import numbers, one_core  # noqa: F401, a fixture
 
 NUM_ROWS = 64
 
@@ -159,3 +160,17 @@ def test_a_job_has_the_same_losses_in_other_layouts_and_goes_on_from_one_in_anot
     if job == "rm":
         model = AutoModelForSequenceClassification.from_pretrained(resumed.run_dir / "checkpoints" / "step-8")
         assert model.num_labels == 1
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("one_core")
+@pytest.mark.parametrize("trainers", [1, 2])
+def test_a_dpo_job_whose_reference_is_apart_has_the_numbers_of_one_that_holds_it(start_run, job_flags, trainers):
+    found = []
+    for name, more in {"held": (), "apart": ("--ref-devices", 1)}.items():
+        run = start_run(*job_flags("dpo", trainers=trainers, dp=trainers, epochs=1), *more, name=name)
+        assert run.wait() == 0, run.text()
+        found.append((tensors(run, 4), numbers(run), evaluations(run)))
+        assert run.left_over() == []
+    assert found[0] == found[1]
+    assert all(found[0])

@@ -100,6 +100,28 @@ def test_in_turns_adapters_alone_have_every_bit_of_a_run_on_devices_of_its_own(m
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("one_core")
+def test_a_killed_run_whose_models_lie_elsewhere_goes_on_to_the_bits_of_one_that_keeps_them(
+    make_tiny, start_run, flags
+):
+    job = job_of(make_tiny, flags, "dp2", "transformers")
+    whole = start_run(*job, name="whole")
+    assert whole.wait() == 0, whole.text()
+    run = start_run(*job, "--offload", "all", name="killed")
+    run.wait_for_step(5)
+    for process in run.processes("ray::TrainerActor"):
+        process.kill()
+    assert run.wait() == 1, run.text()
+    resume = re.search(r"; resume from step 4 with: python \S+rl_example\.py (.*)$", run.text().splitlines()[-1])
+    assert resume, run.text()
+    assert "offload" in (run.run_dir / "config.yaml").read_text()
+    resumed = start_run(*shlex.split(resume[1]), name="killed")
+    assert resumed.wait() == 0, resumed.text()
+    assert_same(whole, resumed)
+    assert resumed.left_over() == []
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("victim", ["TrainerActor", "ProducerActor"])
 def test_after_a_kill_in_either_turn_the_weights_are_those_of_an_undisturbed_run(make_tiny, start_run, flags, victim):
     job = job_of(make_tiny, flags, "dp1", "transformers", "--colocate")

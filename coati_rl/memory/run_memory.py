@@ -10,16 +10,10 @@ from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
 from coati_rl.memory.activations import MicroBatchSize, head_bytes, item_bytes, layer_bytes
 from coati_rl.memory.adapters import AdapterShape, adapter_shape, shares_base
+from coati_rl.memory.distillation import teacher_loss_bytes
 from coati_rl.memory.forecast import Forecast, ProcessMemory
 from coati_rl.memory.model_shape import ModelShape, model_shape
-from coati_rl.memory.trainer import (
-    ADAM_MOMENTS,
-    Parts,
-    TrainerLayout,
-    offloaded_bytes,
-    trained_bytes,
-    trainer_parts,
-)
+from coati_rl.memory.trainer import ADAM_MOMENTS, Parts, TrainerLayout, offloaded_bytes, trained_bytes, trainer_parts
 from coati_rl.plugins import is_plugin
 from coati_rl.transport.manifest import DEFAULT_BUCKET_BYTES
 from coati_rl.transport.rendezvous import CollectiveBackend
@@ -129,10 +123,11 @@ def trainer_memory(
     shape = model_shape(models.policy, tensor_parallel_size=tp, has_scalar_head=models.has_scalar_head)
     adapters = _adapters_of(config, models.policy, layout)
     layout = replace(layout, adapters=adapters)
-    weight_bytes = item_bytes(layout.precision)
     held, away = _frozen_bytes(config, models, layout)
     parts = trainer_parts(shape, size, layout, scoring_bytes=max(away, default=0))
     parts["frozen models"] = parts.get("frozen models", 0) + sum(held) + models.adapter_copies * parts["parameters"]
+    teacher = models.frozen.get("teacher")
+    parts["teacher's loss"] = teacher_loss_bytes(config, teacher, size, layout.precision, machine.device)
     elsewhere = sum(away) + offloaded_bytes(shape, size, layout)
     if models.critic is not None:  # its activations are there when the policy's are not
         critic = model_shape(models.critic, tensor_parallel_size=tp, has_scalar_head=True)
@@ -146,12 +141,14 @@ def trainer_memory(
         copies = 1 if layout.is_fully_sharded else config.dp
         host["kept weights"] = kept_versions * parts["parameters"] // copies
     if backend is not None:
-        whole = model_shape(models.policy).num_weights * weight_bytes
+        whole = model_shape(models.policy).num_weights * item_bytes(layout.precision)
         _add_sent_weights(parts, host, backend, layout, whole=whole, largest=shape.largest_tensor)
     if not shape.is_known:
         parts.pop("activations", None)
     is_shared = adapters is not None and adapters.is_base_shared
-    shared: Parts = {"base": adapters.whole_weights(shape) * weight_bytes} if adapters and is_shared else {}
+    shared: Parts = (
+        {"base": adapters.whole_weights(shape) * item_bytes(layout.precision)} if adapters and is_shared else {}
+    )
     return ProcessMemory(
         name="trainer",
         count=config.parallel.num_trainers,

@@ -94,3 +94,17 @@ def test_a_reference_on_devices_of_its_own_is_the_scorers_memory_and_not_the_tra
     (scorer,) = scorer_memory(config, models, size, machine)
     assert (scorer.name, scorer.count, scorer.parts["parameters"]) == ("scorer", 2, 4 * weights)
     assert scorer_memory(config_of("-t 1 -kl 0.1"), models, size, machine) == []
+
+
+def test_the_whole_divergence_from_a_teacher_needs_its_logits_and_its_head_where_it_is_elsewhere():
+    size, machine = MicroBatchSize(tokens=64, loss_tokens=32, longest=64), Machine(device="cuda", host_bytes=2**34)
+    models, shape = RunModels(policy=JUDGE, frozen={"teacher": JUDGE}), model_shape(JUDGE)
+
+    def of_teacher(flags):
+        config = config_of(f"-t 1 --precision fp32 --teacher t {flags}")
+        return trainer_memory(config, models, size, machine, has_several_micro_batches=True).parts["teacher's loss"]
+
+    states, logits = 2 * 4 * 32 * shape.hidden, 4 * 32 * shape.vocabulary  # a chunk takes all 32 tokens
+    assert of_teacher("") == 0
+    assert of_teacher("--distill-kl full") == states + logits
+    assert of_teacher("--distill-kl full --ref-devices 1") == states + logits + 4 * shape.vocabulary * shape.hidden

@@ -20,6 +20,8 @@ from coati_rl.model_files.identity import adapter_identity, model_identity
 from tests.adapter_dirs import save_adapter
 from tests.integration.engines.conftest import VOCAB_SIZE, save_checkpoint
 
+pytestmark = pytest.mark.full  # test_vllm_adapters.py has one such engine in the fast suite
+
 PROMPT = [*range(40, 60)]
 RANKS = {"one": 4, "two": 9}
 TOLERANCE = 2e-4  # nats

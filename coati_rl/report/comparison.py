@@ -75,7 +75,8 @@ def at_equal(
 def _values_at(
     curves: Curves, points: Mapping[str, Sequence[tuple[int, Any]]], reached: np.ndarray
 ) -> dict[str, float]:
-    main = [chart for chart in CHARTS if chart.better]
+    is_policy = "reward_mean" in curves.figures()
+    main = [chart for chart in CHARTS if chart.better and not (is_policy and "loss" in chart.keys)]
     last_step = np.nanmax(curves.column("step")[reached]) if reached.any() else 0
     found = {}
     for key in (key for chart in main for key in chart.keys):

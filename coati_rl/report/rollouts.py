@@ -34,6 +34,7 @@ class Brief:
 
     place: Place
     key: Key
+    episode: int
     task: str
     prompt: str
     truth: str
@@ -50,6 +51,7 @@ class Brief:
         return cls(
             place=place,
             key=(rollout.step, rollout.uid, rollout.sample),
+            episode=rollout.episode,
             task=str(rollout.line.get("task", "")),
             prompt=cut(rollout.prompt, _SHOWN["prompt"]),
             truth=cut(rollout.truth, _SHOWN["truth"]),
@@ -111,7 +113,7 @@ def grouped(briefs: Iterable[Brief]) -> list[list[Brief]]:
 def choose(briefs: Sequence[Brief], noted: Set[Key] = frozenset()) -> list[Brief]:
     """Return up to eight rollouts of a step, grouped by prompt, the best answers of a prompt first."""
     groups = sorted(grouped(briefs), key=_spread, reverse=True)
-    ends = chain.from_iterable((max(group, key=_value), min(group, key=_value)) for group in groups[:3])
+    ends = chain.from_iterable((max(group, key=_value), max(group, key=_badness)) for group in groups[:3])
     wanted = chain(
         (each for each in briefs if each.key in noted),
         ends,
@@ -123,11 +125,16 @@ def choose(briefs: Sequence[Brief], noted: Set[Key] = frozenset()) -> list[Brief
     for each in wanted:
         if len(chosen) < ROLLOUTS_OF_A_STEP:
             chosen.setdefault(each.key, each)
-    return sorted(chosen.values(), key=lambda each: (each.key[1], -_value(each), each.key[2]))
+    return sorted(chosen.values(), key=lambda each: (each.key[1], _badness(each)[0], each.key[2]))
 
 
-def _value(each: Brief) -> float:
-    return float("-inf") if each.reward is None else each.reward
+def _value(each: Brief) -> tuple[float, int]:
+    """Return a key by which the best comes last; of an episode with several trajectories the one that ends it."""
+    return (float("-inf") if each.reward is None else each.reward, each.key[2])
+
+
+def _badness(each: Brief) -> tuple[float, int]:
+    return (float("inf") if each.reward is None else -each.reward, each.key[2])
 
 
 def _spread(group: Sequence[Brief]) -> float:
@@ -138,18 +145,19 @@ def _spread(group: Sequence[Brief]) -> float:
 def group_row(group: Sequence[Brief]) -> dict[str, Any]:
     """Return the row of a prompt's rollouts in the table of groups."""
     step, uid, _ = group[0].key
+    episodes = list({each.episode: each for each in group}.values())  # one that has forked has several trajectories
     return {
         "step": step,
         "uid": printable(uid),
         **({"task": printable(group[0].task)} if group[0].task else {}),
         "prompt": group[0].prompt,
         "truth": group[0].truth,
-        "rewards": [None if each.reward is None else rounded(each.reward) for each in group[:_MAX_REWARDS]],
-        "size": len(group),
-        "trained": sum(each.is_trained for each in group),
-        "invalid": sum(each.verdict == INVALID for each in group),
-        "truncated": sum(each.is_truncated for each in group),
-        "tokens": rounded(sum(each.num_tokens for each in group) / len(group)),
+        "rewards": [None if each.reward is None else rounded(each.reward) for each in episodes[:_MAX_REWARDS]],
+        "size": len(episodes),
+        "trained": len({each.episode for each in group if each.is_trained}),
+        "invalid": sum(each.verdict == INVALID for each in episodes),
+        "truncated": sum(each.is_truncated for each in episodes),
+        "tokens": rounded(sum(each.num_tokens for each in group) / len(episodes)),
     }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from coati_rl.config.commands import TRAINING
 from coati_rl.errors import ConfigError
 from coati_rl.observability.plot import labelled
-from coati_rl.report.charts import charts_of
+from coati_rl.report.charts import CHARTS, charts_of
 from coati_rl.report.comparison import at_equal, different_settings, seed_groups, summary_rows
 from coati_rl.report.curves import SAMPLES, Curves, evaluation_points
 from coati_rl.report.escaped_json import as_json
@@ -85,7 +85,7 @@ class RunData:
             "summary": summary_rows(self.curves, self.evaluations),
             "time": time_parts(run.path),
             "config": {name: shown(value) for name, value in self.config.items()},
-            "starts": [{name: shown(value) for name, value in start.items()} for start in run.starts()],
+            "starts": [_start(each) for each in run.starts()],
             "resumptions": [{name: shown(value) for name, value in each.items()} for each in run.resumptions()],
             "problems": [cut(line, _SETTING_CHARACTERS) for line in run.problems()[-_MAX_PROBLEMS:]],
             "annotations": [_annotation(each) for each in self.annotations],
@@ -105,6 +105,12 @@ def shown(value: Any) -> str:
     """Return a setting's value on the page: text as it is, anything else as JSON."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=list)
     return cut(text, _SETTING_CHARACTERS)
+
+
+def _start(start: Mapping[str, Any]) -> dict[str, str]:
+    """Return the machine and the packages of a start, lists as words."""
+    listed = {"gpus": start.get("gpus", []), "packages": [" ".join(each) for each in start.get("packages", {}).items()]}
+    return {name: shown(", ".join(listed[name]) if name in listed else value) for name, value in start.items()}
 
 
 def _annotation(note: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,13 +140,23 @@ def page_data(runs: Sequence[RunData]) -> dict[str, Any]:
     is_compared = len(runs) > 1
     return {
         "runs": [run.fields(max_points) for run in runs],
-        "charts": charts_of(keys, never_differ, {name for each in evaluations for name in each}),
+        "charts": charts_of(keys, never_differ, _changing(evaluations)),
         "constants": {key: constants[0][key] for key in never_differ},
         "defaults": runs[0].defaults(),
         "differences": different_settings(configs) if is_compared else [],
         "seed_groups": seed_groups(configs),
         "comparison": [at_equal(axis, curves, evaluations) for axis in ("step", SAMPLES)] if is_compared else [],
     }
+
+
+def _changing(evaluations: Sequence[Mapping[str, Sequence[tuple[int, Any]]]]) -> set[str]:
+    """Return the figures of evaluations but for those that are the same in all, as sizes are."""
+    values: dict[str, set[Any]] = {}
+    for each in evaluations:
+        for name, points in each.items():
+            values.setdefault(name, set()).update(value for _, value in points)
+    known = {name for chart in CHARTS for name in chart.evaluations}
+    return {name for name, found in values.items() if len(found) > 1 or name.split("/", 2)[-1] in known}
 
 
 def steps_of(

@@ -9,7 +9,8 @@ class Chart {
     this.page = page;
     this.drawing = svg("svg", { role: "img", height: HEIGHT });
     this.keys = el("div", { class: "keys" });
-    this.element = el("div", { class: "card chart" }, el("h3", {}, spec.title), el("p", {}, spec.note), this.drawing, this.keys);
+    this.peakNote = el("span", { class: "soft" });
+    this.element = el("div", { class: "card chart" }, el("h3", {}, spec.title, this.peakNote), el("p", {}, spec.note), this.drawing, this.keys);
     this.drawing.addEventListener("pointermove", (event) => this.point(event));
     this.drawing.addEventListener("pointerleave", () => page.hover(null));
     this.drawing.addEventListener("click", () => page.pin());
@@ -55,8 +56,8 @@ class Chart {
     ]);
     const ends = [[this.first, "start"], [this.end, "end"]].map(([value, anchor]) =>
       svg("text", { class: "tick", x: this.x(value), y: bottom + 13, "text-anchor": anchor }, this.page.axisLabel(value)));
-    const peak = this.peak === null ? null : svg("text", { class: "tick", x: right, y: TOP + 8, "text-anchor": "end" }, `up to ${num(this.peak)}, beyond the scale`);
-    return [...levels, ...ends, peak].filter(Boolean);
+    this.peakNote.textContent = this.peak === null ? "" : `beyond the scale: ${num(this.peak)}`;
+    return [...levels, ...ends];
   }
 
   line(line) {

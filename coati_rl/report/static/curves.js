@@ -15,7 +15,7 @@ function linesOf(spec, page) {
   const isOne = page.groups.length === 1;
   const lines = [];
   groups.forEach((group) => {
-    const name = (key, mark) => (isOne ? key : spec.keys.length + spec.evaluations.length > 1 ? `${group.label} ${key}` : group.label);
+    const name = (key) => (isOne ? key : spec.keys.length > 1 || key.startsWith("eval/") ? `${group.label} ${key.split("/", key.startsWith("eval/") ? 2 : 9).join("/")}` : group.label);
     spec.keys.forEach((key, number) => {
       const style = { name: name(key), colour: isOne ? number : group.number, dash: number, mark: isOne ? null : group.number };
       const each = group.runs.map((run) => stepsOf(run, key, page)).filter(Boolean);
@@ -79,11 +79,11 @@ function smoothed(line, page) {
 function summary(page) {
   const { data } = page;
   if (data.runs.length === 1) {
-    const rows = data.runs[0].summary.map((row) => [el("code", {}, row.name), row.first, row.best, row.best_step, row.last]);
+    const rows = data.runs[0].summary.map((row) => [named(row.name), row.first, row.best, row.best_step, row.last]);
     return rows.length ? el("div", { class: "card narrow" }, table(["", "first", "best", "of step", "last"], rows)) : el("p", { class: "empty" }, "No step and no evaluation is recorded yet.");
   }
   return el("div", { class: "two" }, data.comparison.map((each) => {
-    const rows = each.rows.map((row) => [el("code", {}, row.name), ...row.values]);
+    const rows = each.rows.map((row) => [named(row.name), ...row.values]);
     const at = each.axis === "step" ? `At step ${num(each.limit)}` : `At ${num(each.limit)} samples`;
     return el("div", { class: "card" }, el("h3", {}, at), el("p", { class: "soft" }, "which all have reached; of steps the mean of the last ten up to there"),
       table(["", ...data.runs.map((run) => run.label)], rows));

@@ -32,7 +32,7 @@ function num(value) {
 }
 
 const percent = (share) => (share === null || share === undefined ? "-" : `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`);
-const duration = (seconds) => (seconds >= 5400 ? `${brief(seconds / 3600)} h` : seconds >= 90 ? `${brief(seconds / 60)} min` : `${brief(seconds)} s`);
+const duration = (seconds) => (seconds > 0 && seconds < 0.0995 ? `${brief(seconds * 1000)} ms` : seconds >= 5400 ? `${brief(seconds / 3600)} h` : seconds >= 90 ? `${brief(seconds / 60)} min` : `${brief(seconds)} s`);
 const brief = (value) => Number(value.toPrecision(3));
 const plural = (number, noun) => `${num(number)} ${noun}${number === 1 ? "" : "s"}`;
 const last = (values) => values[values.length - 1];
@@ -63,6 +63,11 @@ function ticks(low, high) {
   const found = [];
   for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) found.push(Number(value.toPrecision(12)));
   return found;
+}
+
+/** Return the name of a figure or setting, which may be broken behind "/" and "_". */
+function named(text) {
+  return el("code", {}, text.split(/(?<=[/_])/).flatMap((part, i) => (i ? [el("wbr"), part] : [part])));
 }
 
 function section(id, title, note, ...children) {

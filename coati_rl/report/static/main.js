@@ -10,7 +10,7 @@ class Page {
     this.runNumber = 0;
     this.groups = data.seed_groups.map((members, number) => ({
       number, isShown: true, runs: members.map((each) => data.runs[each]),
-      label: members.length > 1 ? `${data.runs[members[0]].label} and ${plural(members.length - 1, "other seed")}` : data.runs[members[0]].label,
+      label: members.length > 1 ? `${data.runs[members[0]].label} +${plural(members.length - 1, "seed")}` : data.runs[members[0]].label,
     }));
     this.live = data.live ? new Live(this, data.live) : null;
     this.build();
@@ -133,7 +133,19 @@ class Page {
     );
     this.setRange();
     this.showRun();
+    this.hideEmpty();
     document.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  /** Hide sections, and the links to them, that no run has anything for. */
+  hideEmpty() {
+    const hasRollouts = this.data.runs.some((run) => run.job === "rl" || run.groups.length);
+    const hasCharts = (name) => this.data.charts.some((chart) => chart.section === name);
+    const isEmpty = { groups: !hasRollouts, rollouts: !hasRollouts, health: !hasCharts("health"), learning: !hasCharts("learning"), other: !hasCharts("other") };
+    for (const [name, hidden] of Object.entries(isEmpty)) {
+      document.getElementById(name).hidden = hidden;
+      for (const link of document.querySelectorAll(`nav a[href="#${name}"]`)) link.hidden = hidden;
+    }
   }
 
   /** Show the parts that are of one run. */

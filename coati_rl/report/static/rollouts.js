@@ -19,7 +19,6 @@ class Rollouts {
   /** Show the rollouts nearest to the page's step; of one prompt if a group was opened. */
   draw() {
     const run = this.page.run(), all = run.rollouts ?? [];
-    this.element.hidden = run.job !== "rl" && !all.length;
     const steps = [...new Set(all.map((each) => each.step))];
     const step = nearest(steps, this.page.step());
     const ofStep = all.filter((each) => each.step === step);

@@ -2,7 +2,7 @@
 
 function settings(page) {
   const { data } = page, names = Object.keys(data.runs[0].config), isCompared = data.runs.length > 1;
-  const row = (name) => [el("code", {}, name), ...data.runs.map((run) => run.config[name] ?? "not there"), isCompared ? null : data.defaults[name] ?? "-"].filter((cell) => cell !== null);
+  const row = (name) => [named(name), ...data.runs.map((run) => run.config[name] ?? "not there"), isCompared ? null : data.defaults[name] ?? "-"].filter((cell) => cell !== null);
   const headings = isCompared ? ["", ...data.runs.map((run) => run.label)] : ["", "value", "default"];
   const changed = names.filter((name) => data.runs.some((run) => run.config[name] !== data.defaults[name]));
   const parts = [];
@@ -14,7 +14,7 @@ function settings(page) {
 
 /** Return on what each run was started, and with which versions. */
 function machines(data) {
-  const rows = data.runs.flatMap((run) => run.starts.map((start) => [run.label, start.time, start.coati_rl, start.python, start.system, `${start.cpu}, ${start.cores} cores, ${start.memory_gib} GiB`, start.gpus === "[]" ? "none" : start.gpus, start.packages]));
+  const rows = data.runs.flatMap((run) => run.starts.map((start) => [run.label, start.time, start.coati_rl, start.python, start.system, `${start.cpu}, ${start.cores} cores, ${start.memory_gib} GiB`, start.gpus || "none", start.packages]));
   const missing = data.runs.filter((run) => !run.starts.length).map((run) => run.label);
   return el("div", { class: "card" }, el("h3", {}, "Machine and versions"),
     rows.length ? table(["run", "started", "Coati-RL", "Python", "system", "machine", "GPUs", "packages"], rows) : null,

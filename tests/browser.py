@@ -113,7 +113,7 @@ def browser() -> Iterator[Tab]:
             stderr=subprocess.DEVNULL,
         )
         try:
-            with connect(_address(Path(profile)), max_size=None, open_timeout=_START_S) as socket:
+            with connect(_address(Path(profile)), max_size=None, open_timeout=_START_S, ping_interval=None) as socket:
                 yield Tab(socket)
         finally:
             process.terminate()

@@ -5,7 +5,7 @@ largest difference of rewards, one that is invalid, one that was cut off, and th
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -186,6 +186,12 @@ def describe(rollout: Rollout, tokenizer: Tokenizer | None, max_bytes: int) -> d
         "versions": [*rollout.policy_versions],
         "messages": [[cut(role, 40), cut(text, limit)] for role, text in said],
         **noted,
-        **({"ended": cut(str(environment["ended"]), 40)} if "ended" in environment else {}),
+        "ended": cut(str(environment.get("ended", "")), 40),
+        "num_forks": _num_forks(environment),
         "tokens": token_fields(rollout, tokenizer, max(_MIN_TOKENS, max_bytes // 2 // _BYTES_OF_A_TOKEN)),
     }
+
+
+def _num_forks(environment: Mapping[str, Any]) -> int:
+    """Return how often the conversation was rendered anew, of what an environment noted of an episode."""
+    return sum(bool(turn.get("is_fork")) for turn in environment.get("turns") or ())

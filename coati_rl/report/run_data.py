@@ -21,7 +21,7 @@ from coati_rl.report.tokens import load_tokenizer
 from coati_rl.run_reader.run_directory import RunDirectory
 
 MAX_RUNS = 24
-_POINTS = 1200  # of the curves of all runs together
+_POINTS = 600  # of the curves of all runs together
 _MIN_POINTS = 50
 _STEPS = 40  # of which rollouts are shown, over all runs
 _SETTING_CHARACTERS = 300

@@ -20,7 +20,7 @@ def lines_of_step(path: Path, step: int) -> Iterator[tuple[int, bytes]]:
         place = file.tell()
         for line in file:
             number = _step_of(line)
-            if number is None or number > step:
+            if number is None or number > step or not line.endswith(b"\n"):
                 return
             if number == step:
                 yield place, line

@@ -43,7 +43,7 @@ function strip(row) {
 class Groups {
   constructor(page) {
     this.page = page;
-    this.sort = { column: 0, sign: 1 };
+    this.sort = { column: 0, sign: page.live ? -1 : 1 };
     this.limit = ROWS;
     this.text = el("input", { type: "search", placeholder: "prompt, its name or its truth", "aria-label": "Search groups", on: { input: () => this.again() } });
     this.kind = el("select", { "aria-label": "Kind of group", on: { change: () => this.again() } }, Object.entries(KINDS).map(([value, [label]]) => el("option", { value }, label)));

@@ -37,14 +37,15 @@ class Live {
     const run = this.page.data.runs[0];
     this.positions = news.positions;
     run.is_running = news.is_running;
-    this.status.textContent = news.is_running ? "live" : "not running";
+    this.status.textContent = news.is_running ? "live" : "";
     for (const record of news.steps) if (run.last_step === null || record.step > run.last_step) addStep(run, record);
     for (const [name, points] of Object.entries(news.evaluations)) {
       const had = run.evaluations[name] ?? [], known = new Set(had.map(([step]) => step));
       run.evaluations[name] = [...had, ...points.filter(([step]) => !known.has(step))];
     }
     run.annotations.push(...news.annotations);
-    if (news.steps.length || Object.keys(news.evaluations).length || news.annotations.length) this.page.grown();
+    if (news.steps.length || Object.keys(news.evaluations).length) this.page.grown();
+    if (news.annotations.length) this.page.rollouts.draw();
   }
 
   /** Ask for the groups and rollouts of a step that the page does not have yet. */
@@ -77,7 +78,7 @@ class Live {
     const send = async () => {
       try {
         await this.ask("annotations", { step: rollout.step, uid: rollout.uid, sample: rollout.sample, text: text.value });
-        text.value = "";
+        text.value = ""; // the note itself comes with the next changes
       } catch (error) {
         this.status.textContent = `\u26A0 the note is not kept: ${error.message}`;
       }

@@ -85,12 +85,12 @@ class Page {
     this.summaryPart.replaceChildren(summary(this));
     this.live.need(this.step());
     this.redraw();
-    this.rollouts.draw();
   }
 
+  /** Show groups and rollouts that were asked for, but do not take away what a person writes or has the focus on. */
   stepCame() {
-    this.rollouts.draw();
-    this.table.draw();
+    if (!this.rollouts.isWritten()) this.rollouts.draw();
+    if (!this.table.body.contains(document.activeElement)) this.table.draw();
   }
 
   notesOf(rollout) {
@@ -125,7 +125,7 @@ class Page {
       section("summary", "Summary", this.data.runs.length > 1 ? "runs compared where all have been" : null, this.summaryPart),
       section("learning", "Learning", "lines are steps, marks are evaluations", grid("learning")),
       section("health", "Health", "what goes wrong shows here first", grid("health"), this.causePart),
-      section("time", "Time", null, grid("time"), this.timePart),
+      section("time", "Time", this.live ? "the timeline below is that of when the page was loaded" : null, grid("time"), this.timePart),
       this.table.element, this.rollouts.element,
       section("other", "Other figures", null, grid("other"), others ? el("p", { class: "soft" }, `The same in all steps: ${others}.`) : null),
       section("settings", "Settings", null, el("div", { class: "stack" }, settings(this), machines(this.data)), this.eventPart),

@@ -30,6 +30,11 @@ class Rollouts {
     this.view.replaceChildren(...(this.shown.length ? this.detail(this.shown[this.chosen]) : [el("p", { class: "empty" }, emptyText(run))]));
   }
 
+  /** Return true while a note is being written. */
+  isWritten() {
+    return Boolean(this.view.querySelector("textarea")?.value);
+  }
+
   noteText(run, step, number) {
     if (step === null) return "";
     const missing = this.uid && !this.shown.some((each) => each.uid === this.uid) ? `; of ${this.uid} none is in this page: coati-rl show RUN --step ${this.page.step()} --uid ${this.uid}` : "";
@@ -51,6 +56,7 @@ class Rollouts {
       ["prompt", each.uid], ["sample", each.sample], ["reward", num(each.reward)], ["verdict", each.verdict], ["why", each.detail], ["truth", each.truth], ["advantage", num(each.advantage)],
       ["trained", each.is_trained ? "yes" : "no"], ["tokens", num(each.num_tokens)], ["ended by", each.ended ? `${each.finish_reason}, ${each.ended}` : each.finish_reason],
       ["weights", [...new Set(each.versions)].map((version) => `version ${version}`).join(" to ")], ["producer", each.producer],
+      ["forks in the episode", each.num_forks || null],
       ["fork of", each.parent_sample === undefined ? null : `sample ${each.parent_sample}, ${plural(each.num_shared_tokens, "token")} shared`],
     ].filter(([, value]) => value !== null && value !== undefined && value !== "");
     return [

@@ -44,7 +44,7 @@ def write_trace(run_dir: Path) -> Path | None:
 
     Incomplete lines are left out. Raises: OSError if a file cannot be read or written.
     """
-    actors = sorted((path.stem for path in (run_dir / "timeline").glob("*.jsonl")), key=_sort_key)
+    actors = sorted((path.stem for path in (run_dir / "timeline").glob("*.jsonl")), key=actor_order)
     if not actors:
         return None
     path, partial = run_dir / "timeline.json", run_dir / ".timeline.json.partial"
@@ -150,7 +150,8 @@ def _records(
             yield {"ph": "i", "s": "p"} | record | begin
 
 
-def _sort_key(actor: str) -> tuple[int, list[tuple[int, str]]]:
+def actor_order(actor: str) -> tuple[int, list[tuple[int, str]]]:
+    """Return a key that sorts actors by role, then by number."""
     role = actor.split("-")[0]
     return _ROLES.index(role) if role in _ROLES else len(_ROLES), _by_number(actor)
 

@@ -8,12 +8,11 @@ from coati_rl.observability.sinks import METRICS
 from coati_rl.report.curves import SAMPLES, evaluation_points, num_samples, rounded, speed
 from coati_rl.report.page import html_page
 from coati_rl.report.rollouts import read_step
-from coati_rl.report.run_data import add_steps, keys_of, page_data, read_runs
+from coati_rl.report.run_data import add_steps, keys_of, page_data, read_runs, shown_note
 from coati_rl.report.tokens import load_tokenizer
 from coati_rl.run_reader.json_lines import StalePositionError, end_of_lines, read_new_lines
 from coati_rl.run_reader.run_directory import ANNOTATIONS, RunDirectory
 
-_FILES = {"steps": METRICS, "evaluations": "eval/summary.jsonl", "annotations": ANNOTATIONS}
 _STEP_BYTES = 400_000  # of a step's rollouts in a page that asks for one at a time
 
 
@@ -22,7 +21,7 @@ def live_page(path: Path) -> bytes:
 
     They are taken first: the page leaves out what it has already. Raises: ConfigError if the run cannot be read.
     """
-    positions = {name: end_of_lines(path / file) for name, file in _FILES.items()}
+    positions = {name: end_of_lines(file) for name, file in _files(RunDirectory(path)).items()}
     (run,) = read_runs([path])
     data = page_data([run])
     last = run.run.last_rollout_step()
@@ -37,10 +36,10 @@ def changes(path: Path, positions: Mapping[str, str]) -> dict[str, Any]:
     """
     run = RunDirectory(path)
     try:
-        found = {name: read_new_lines(path / file, positions.get(name, "")) for name, file in _FILES.items()}
+        found = {name: read_new_lines(file, positions.get(name, "")) for name, file in _files(run).items()}
     except StalePositionError:
         return {"is_rewritten": True}
-    records, summaries, notes = (found[name][0] for name in _FILES)
+    records, summaries, notes = (lines for lines, _ in found.values())
     group_size = int(run.config().get("num_generations") or 1) if records else 1
     return {
         "is_rewritten": False,
@@ -48,7 +47,7 @@ def changes(path: Path, positions: Mapping[str, str]) -> dict[str, Any]:
         "positions": {name: position for name, (_, position) in found.items()},
         "steps": [_step(record, group_size) for record in records],
         "evaluations": evaluation_points(summaries),
-        "annotations": notes,
+        "annotations": [shown_note(each) for each in notes],
     }
 
 
@@ -58,6 +57,15 @@ def step_rollouts(path: Path, step: int) -> dict[str, Any]:
     noted = keys_of(run.annotations())
     found = read_step(run, step, max_bytes=_STEP_BYTES, tokenizer=load_tokenizer(run), noted=noted)
     return {"groups": found.groups, "rollouts": found.rollouts}
+
+
+def _files(run: RunDirectory) -> dict[str, Path]:
+    """Return the files whose lines come to a page, by what they are called there."""
+    return {
+        "steps": run.path / METRICS,
+        "evaluations": run.evaluation_summary,
+        "annotations": run.path / ANNOTATIONS,
+    }
 
 
 def _step(record: Mapping[str, Any], group_size: int) -> dict[str, Any]:

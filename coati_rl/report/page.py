@@ -69,6 +69,7 @@ def report(paths: Sequence[Path], *, steps: Sequence[int] = (), max_bytes: int =
     number = number_of_steps(runs, room)
     for run, fields in zip(runs, data["runs"], strict=True):
         add_steps(run, fields, run.steps_to_show(number, steps), room // len(runs))
+    _check_steps(steps, data)
     page = html_page(data, title=title)
     while len(page) > max_bytes and any(fields["rollouts"] for fields in data["runs"]):  # escapes take room, too
         for fields in data["runs"]:
@@ -79,3 +80,10 @@ def report(paths: Sequence[Path], *, steps: Sequence[int] = (), max_bytes: int =
     if len(page) > max_bytes:
         raise ConfigError(f"{len(runs)} runs: their page would have {len(page):,} bytes; give fewer runs")
     return page
+
+
+def _check_steps(steps: Sequence[int], data: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a step that was asked for and has rollouts in no run."""
+    found = {step for fields in data["runs"] for step in fields["read"].get("steps", ())}
+    if missing := [step for step in steps if step not in found]:
+        raise ConfigError(f"--steps {','.join(map(str, missing))}: no rollout is recorded for it; leave it out")

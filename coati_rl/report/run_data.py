@@ -25,6 +25,7 @@ _POINTS = 600  # of the curves of all runs together
 _MIN_POINTS = 50
 _STEPS = 40  # of which rollouts are shown, over all runs
 _SETTING_CHARACTERS = 300
+_NOTE_CHARACTERS = 4000
 _MAX_CAUSES = 12
 _MAX_PROBLEMS = 8
 _GROUPS_SHARE = 0.3  # of the bytes for groups and rollouts
@@ -88,7 +89,7 @@ class RunData:
             "starts": [_start(each) for each in run.starts()],
             "resumptions": [{name: shown(value) for name, value in each.items()} for each in run.resumptions()],
             "problems": [cut(line, _SETTING_CHARACTERS) for line in run.problems()[-_MAX_PROBLEMS:]],
-            "annotations": [_annotation(each) for each in self.annotations],
+            "annotations": [shown_note(each) for each in self.annotations],
         }
 
     def defaults(self) -> dict[str, str]:
@@ -98,7 +99,12 @@ class RunData:
 
 def keys_of(annotations: Iterable[Mapping[str, Any]]) -> frozenset[Key]:
     """Return the rollouts that notes name."""
-    return frozenset((each["step"], each["uid"], each["sample"]) for each in annotations)
+    keys = ((each.get("step"), each.get("uid"), each.get("sample")) for each in annotations)
+    return frozenset(  # a person may have edited them
+        (step, uid, sample)
+        for step, uid, sample in keys
+        if isinstance(step, int) and isinstance(uid, str) and isinstance(sample, int)
+    )
 
 
 def shown(value: Any) -> str:
@@ -113,8 +119,10 @@ def _start(start: Mapping[str, Any]) -> dict[str, str]:
     return {name: shown(", ".join(listed[name]) if name in listed else value) for name, value in start.items()}
 
 
-def _annotation(note: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: cut(value, 4000) if isinstance(value, str) else value for name, value in note.items()}
+def shown_note(note: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a person has noted of a rollout, as the page shows it."""
+    said = {name: cut(str(note.get(name, "")), _NOTE_CHARACTERS) for name in ("time", "text")}
+    return {**said, **{name: note.get(name) for name in ("step", "uid", "sample")}}
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunData]:

@@ -3,13 +3,14 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from coati_rl.observability.trace_file import Event, events_of
+from coati_rl.observability.trace_file import Event, actor_order, events_of
 from coati_rl.report.curves import rounded
 
-_MAX_ACTORS = 24
+_ACTORS_OF_A_ROLE = 4  # a file may have 16 MiB
 _MAX_SPANS = 300  # of an actor that are drawn
 _MAX_PARTS = 16  # of an actor
 _JOINED_NS = 5_000_000  # spans of one name so near to each other are drawn as one
@@ -76,9 +77,11 @@ class _Actor:
 
 def time_parts(run_dir: Path) -> dict[str, Any]:
     """Return seconds by actor and part, and the last spans of each actor, as JSON; empty without timelines."""
-    paths = sorted((run_dir / "timeline").glob("*.jsonl"))
-    actors = {path.stem: _read(events_of(path)) for path in paths[:_MAX_ACTORS]}
-    actors = {name: actor for name, actor in actors.items() if actor.parts}
+    names = sorted((path.stem for path in (run_dir / "timeline").glob("*.jsonl")), key=actor_order)
+    roles = groupby(names, key=lambda name: name.split("-")[0])
+    shown = [name for _, members in roles for name in islice(members, _ACTORS_OF_A_ROLE)]
+    read = {name: _read(events_of(run_dir / "timeline" / f"{name}.jsonl")) for name in shown}
+    actors = {name: actor for name, actor in read.items() if actor.parts}
     if not actors:
         return {}
     end_ns = max(actor.end_ns for actor in actors.values())
@@ -87,7 +90,7 @@ def time_parts(run_dir: Path) -> dict[str, Any]:
     return {
         "actors": [_described(name, actor, begin_ns, end_ns) for name, actor in actors.items()],
         "seconds": rounded((end_ns - begin_ns) / _NS),
-        "left_out": len(paths) - min(len(paths), _MAX_ACTORS),
+        "left_out": len(names) - len(shown),
     }
 
 
@@ -107,7 +110,8 @@ def _read(events: Iterable[Event]) -> _Actor:
 
 def _described(name: str, actor: _Actor, begin_ns: int, end_ns: int) -> dict[str, Any]:
     lived = max(1, actor.end_ns - actor.begin_ns)
-    names = list(dict.fromkeys(event.name for event in actor.last))
+    drawn = {span.name for span in actor.last}
+    names = [part for part, _ in actor.ordered() if part in drawn]
     spans = [
         [
             rounded((max(span.begin_ns, begin_ns) - begin_ns) / _NS),

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ class Place(NamedTuple):
 
 
 class RunDirectory:
-    """Read one run, which may be running; nothing is cached, locked or written."""
+    """Read one run, which may be running; nothing of what it goes on writing is kept, nothing locked or written."""
 
     def __init__(self, path: Path) -> None:
         """Take the directory. Raises: ConfigError if it is none of a run."""
@@ -63,11 +64,16 @@ class RunDirectory:
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Return the summaries of evaluations."""
-        return [*read_json_lines(self.path / "eval" / "summary.jsonl")]
+        return [*read_json_lines(self.evaluation_summary)]
+
+    @property
+    def evaluation_summary(self) -> Path:
+        """Return the file of the summaries of evaluations."""
+        return self._output("eval_save_dir", "eval") / "summary.jsonl"
 
     def checkpoints(self) -> list[Path]:
-        """Return the checkpoints in the directory, the oldest first."""
-        return checkpoints_in(self.path / "checkpoints")
+        """Return the run's checkpoints, the oldest first."""
+        return checkpoints_in(self._output("save_dir", "checkpoints"))
 
     def starts(self) -> list[dict[str, Any]]:
         """Return the machine and the packages of each start of the run, resumptions included."""
@@ -123,6 +129,15 @@ class RunDirectory:
         held = (line.split() for line in _LOCKS.read_text(encoding="ascii").splitlines())
         return any(inode == field.rpartition(":")[2] for fields in held for field in fields if field.count(":") == 2)
 
+    def _output(self, setting: str, default: str) -> Path:
+        """Return the directory that the setting names, or the default one."""
+        own = self._settings.get(setting)
+        return Path(str(own)) if own else self.path / default
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        return self.config()
+
     def _lines_of(self, step: int) -> Iterator[tuple[Path, int, bytes]]:
         return ((path, *each) for path in self._rollout_files(step) for each in lines_of_step(path, step))
 
@@ -132,7 +147,7 @@ class RunDirectory:
 
     def _rollout_files(self, step: int | None = None) -> list[Path]:
         """Return the files of rollouts, by step; of one step those that may hold it."""
-        found = (self.path / "rollouts").glob("steps-*.jsonl")
+        found = self._output("rollout_save_dir", "rollouts").glob("steps-*.jsonl")
         files = sorted(path for path in found if _ROLLOUTS.fullmatch(path.name))
         return files if step is None else [path for path in files if step in _steps_in(path)]
 

@@ -15,7 +15,11 @@ function linesOf(spec, page) {
   const isOne = page.groups.length === 1;
   const lines = [];
   groups.forEach((group) => {
-    const name = (key) => (isOne ? key : spec.keys.length > 1 || key.startsWith("eval/") ? `${group.label} ${key.split("/", key.startsWith("eval/") ? 2 : 9).join("/")}` : group.label);
+    const name = (key) => {
+      if (isOne) return key;
+      if (key.startsWith("eval/")) return `${key.split("/")[1]}: ${group.label}`;
+      return spec.keys.length > 1 ? `${group.label} ${key}` : group.label;
+    };
     spec.keys.forEach((key, number) => {
       const style = { name: name(key), colour: isOne ? number : group.number, dash: number, mark: isOne ? null : group.number };
       const each = group.runs.map((run) => stepsOf(run, key, page)).filter(Boolean);

@@ -43,7 +43,8 @@ class Live {
       const had = run.evaluations[name] ?? [], known = new Set(had.map(([step]) => step));
       run.evaluations[name] = [...had, ...points.filter(([step]) => !known.has(step))];
     }
-    run.annotations.push(...news.annotations);
+    const isNew = (note) => !run.annotations.some((each) => each.time === note.time && each.uid === note.uid && each.text === note.text);
+    run.annotations.push(...news.annotations.filter(isNew));
     if (news.steps.length || Object.keys(news.evaluations).length) this.page.grown();
     if (news.annotations.length) this.page.rollouts.draw();
   }

@@ -172,6 +172,7 @@ def test_notes_and_the_machine_are_on_the_page(write_run):
         (["{run}", "{other}"], "several runs are shown in one page: name it with -o FILE.html"),
         (["{run}/eval"], "has no config.yaml; give the directory of a run"),
         (["{run}", "-o", "{run}/no/x.html"], "cannot be written: No such file or directory"),
+        (["{run}", "--steps", "1,7"], "--steps 1,7: no rollout is recorded for it; leave it out"),
         (["{run}", "--steps", "1,x"], "--steps 1,x: give optimizer steps, from 1, with commas between them, as 1,137"),
     ],
 )

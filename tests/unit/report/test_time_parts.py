@@ -42,7 +42,7 @@ def test_spans_that_overlap_count_once_and_one_inside_another_is_a_part_of_it(tm
         ("X", "score", "", 3, 104, 106),
     )
     found = time_parts(tmp_path)
-    producer, trainer = found["actors"]
+    trainer, producer = found["actors"]
     assert trainer["seconds"] == 10
     assert [(part["name"], part["seconds"], part["is_inside"]) for part in trainer["parts"]] == [
         ("train", 6, False),
@@ -59,3 +59,13 @@ def test_spans_that_overlap_count_once_and_one_inside_another_is_a_part_of_it(tm
 
 def test_a_run_without_a_timeline_has_none(tmp_path):
     assert time_parts(tmp_path) == {}
+
+
+def test_of_each_role_four_actors_are_read_in_the_order_of_their_numbers(tmp_path):
+    for number in range(12):
+        write(tmp_path, f"producer-{number}", ("X", "generate", "", 1, 100, 104))
+    write(tmp_path, "trainer-0", ("X", "train", "main", 0, 100, 104))
+    found = time_parts(tmp_path)
+    names = ["trainer-0", "producer-0", "producer-1", "producer-2", "producer-3"]
+    assert [actor["name"] for actor in found["actors"]] == names
+    assert found["left_out"] == 8

@@ -221,3 +221,15 @@ def test_warnings_and_errors_are_read_from_the_end_of_the_drivers_log(write):
     lines = ["INFO a.b: fine", "WARNING a.b: odd", "ERROR c: lost: producer 0"]
     (run.path / "logs" / "driver.log").write_text("".join(f"2026-01-01 10:00:00,000 {line}\n" for line in lines))
     assert run.problems() == ["odd", "lost: producer 0"]
+
+
+def test_outputs_in_other_directories_are_found_as_the_settings_name_them(write, tmp_path):
+    run = RunDirectory(write({FIRST: [{}]}))
+    (run.path / "rollouts").rename(tmp_path / "elsewhere")
+    (tmp_path / "summaries").mkdir()
+    (tmp_path / "summaries" / "summary.jsonl").write_text('{"step": 1, "task": "math"}\n')
+    settings = f"rollout_save_dir: {tmp_path}/elsewhere\neval_save_dir: {tmp_path}/summaries\nsave_dir: null\n"
+    (run.path / "config.yaml").write_text(settings)
+    assert [each.step for each in run.rollouts()] == [1]
+    assert run.evaluations() == [{"step": 1, "task": "math"}]
+    assert run.checkpoints() == []

@@ -16,25 +16,24 @@ from coati_rl.run_reader.run_directory import ANNOTATIONS, RunDirectory
 _STEP_BYTES = 400_000  # of a step's rollouts in a page that asks for one at a time
 
 
-def live_page(path: Path) -> bytes:
+def live_page(run: RunDirectory) -> bytes:
     """Return the page of a run as it is now, with the positions from which it asks for more.
 
     They are taken first: the page leaves out what it has already. Raises: ConfigError if the run cannot be read.
     """
-    positions = {name: end_of_lines(file) for name, file in _files(RunDirectory(path)).items()}
-    (run,) = read_runs([path])
-    data = page_data([run])
-    last = run.run.last_rollout_step()
-    add_steps(run, data["runs"][0], [] if last is None else [last], _STEP_BYTES)
-    return html_page({**data, "live": {"positions": positions}}, title=run.label, is_live=True)
+    positions = {name: end_of_lines(file) for name, file in _files(run).items()}
+    (read,) = read_runs([run.path])
+    data = page_data([read])
+    last = run.last_rollout_step()
+    add_steps(read, data["runs"][0], [] if last is None else [last], _STEP_BYTES)
+    return html_page({**data, "live": {"positions": positions}}, title=read.label, is_live=True)
 
 
-def changes(path: Path, positions: Mapping[str, str]) -> dict[str, Any]:
+def changes(run: RunDirectory, positions: Mapping[str, str]) -> dict[str, Any]:
     """Return the steps, evaluations and notes behind the positions, and the new positions.
 
     Raises: ConfigError if the run cannot be read.
     """
-    run = RunDirectory(path)
     try:
         found = {name: read_new_lines(file, positions.get(name, "")) for name, file in _files(run).items()}
     except StalePositionError:
@@ -51,9 +50,8 @@ def changes(path: Path, positions: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def step_rollouts(path: Path, step: int) -> dict[str, Any]:
+def step_rollouts(run: RunDirectory, step: int) -> dict[str, Any]:
     """Return the groups and rollouts of a step. Raises: ConfigError if the run cannot be read."""
-    run = RunDirectory(path)
     noted = keys_of(run.annotations())
     found = read_step(run, step, max_bytes=_STEP_BYTES, tokenizer=load_tokenizer(run), noted=noted)
     return {"groups": found.groups, "rollouts": found.rollouts}

@@ -5,7 +5,6 @@ query; GET /steps/N a step's groups and rollouts; POST /annotations keeps a note
 """
 
 import hmac
-from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -19,6 +18,7 @@ from coati_rl.errors import CoatiError
 from coati_rl.report.annotations import MAX_NOTE_BYTES, Note, annotate
 from coati_rl.report.escaped_json import as_json
 from coati_rl.report.live import changes, live_page, step_rollouts
+from coati_rl.run_reader.run_directory import RunDirectory
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HEADERS = {
@@ -30,8 +30,8 @@ _HEADERS = {
 }
 
 
-def make_app(run: Path, token: str) -> FastAPI:
-    """Build the application of a run's directory."""
+def make_app(run: RunDirectory, token: str) -> FastAPI:
+    """Build the application of a run."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(CoatiError, _coati_error)
@@ -66,7 +66,7 @@ def make_app(run: Path, token: str) -> FastAPI:
         except ValidationError as error:
             first = error.errors()[0]
             raise HTTPException(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-        await run_in_threadpool(annotate, run, given)
+        await run_in_threadpool(annotate, run.path, given)
         return _json({})
 
     app.include_router(router)

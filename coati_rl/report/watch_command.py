@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; default: a free one")
     given = parser.parse_args(arguments)
     try:
-        RunDirectory(given.run)
+        run = RunDirectory(given.run)
         if not 0 <= given.port <= 65535:
             raise ConfigError(f"--port {given.port}: give 1 to 65535, or 0 for a free one")
         try:
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     sys.stdout.flush()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn ends its replies, and raises the signal again
     try:
-        uvicorn.Server(server_config(make_app(given.run, token))).run(sockets=[listener])
+        uvicorn.Server(server_config(make_app(run, token))).run(sockets=[listener])
     except KeyboardInterrupt:
         pass
     finally:

@@ -29,7 +29,7 @@ def run(write_run):
 
 @pytest.fixture
 def client(run):
-    server = ServerThread(make_app(run, TOKEN))
+    server = ServerThread(make_app(RunDirectory(run), TOKEN))
     try:
         with httpx.Client(base_url=f"{server.url}/{TOKEN}/", timeout=20) as client:
             yield client
@@ -63,23 +63,23 @@ def test_the_page_gets_what_was_written_since_it_was_loaded_and_nothing_twice(cl
 
 
 def test_a_step_that_is_being_written_comes_when_it_is_whole(run):
-    positions = changes(run, {})["positions"]
+    positions = changes(RunDirectory(run), {})["positions"]
     line = json.dumps(STEP | {"step": 3})
     with (run / "metrics.jsonl").open("a") as file:
         file.write(line[:20])
         file.flush()
-        assert changes(run, positions)["steps"] == []
+        assert changes(RunDirectory(run), positions)["steps"] == []
         file.write(line[20:] + "\n")
-    assert [step["step"] for step in changes(run, positions)["steps"]] == [3]
+    assert [step["step"] for step in changes(RunDirectory(run), positions)["steps"]] == [3]
 
 
 def test_files_that_a_resume_has_written_anew_are_told_so_that_the_page_is_loaded_again(run):
-    positions = changes(run, {})["positions"]
+    positions = changes(RunDirectory(run), {})["positions"]
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "new").write_text(lines[0])
     (run / "new").replace(run / "metrics.jsonl")
-    assert changes(run, positions) == {"is_rewritten": True}
-    assert changes(run, {"steps": "not a position"})["is_rewritten"] is False
+    assert changes(RunDirectory(run), positions) == {"is_rewritten": True}
+    assert changes(RunDirectory(run), {"steps": "not a position"})["is_rewritten"] is False
 
 
 def test_a_steps_rollouts_are_read_when_they_are_asked_for(client):

@@ -24,6 +24,7 @@ _BYTES_OF_A_TOKEN = 24  # on the page: its text, log-probability, mask and versi
 _MIN_TOKENS, _MIN_CHARACTERS = 48, 160
 _SHOWN = {"prompt": 120, "truth": 60, "detail": 300, "cause": 80}  # characters
 _MAX_REWARDS = 64  # of a group
+_MAX_MESSAGES = 60  # of a conversation
 INVALID = "invalid"  # the verdict of what could not be scored
 Key = tuple[int, str, int]  # step, uid, sample
 
@@ -163,7 +164,7 @@ def group_row(group: Sequence[Brief]) -> dict[str, Any]:
 
 def describe(rollout: Rollout, tokenizer: Tokenizer | None, max_bytes: int) -> dict[str, Any]:
     """Return a rollout as the page shows it, in about so many bytes: half for what was said, half for tokens."""
-    said = rollout.conversation()
+    said = _ends_of(rollout.conversation())
     limit = max(_MIN_CHARACTERS, max_bytes // 2 // (len(said) + 1))
     line = rollout.line
     noted = {name: line[name] for name in ("parent_sample", "num_shared_tokens") if name in line}
@@ -190,6 +191,14 @@ def describe(rollout: Rollout, tokenizer: Tokenizer | None, max_bytes: int) -> d
         "num_forks": _num_forks(environment),
         "tokens": token_fields(rollout, tokenizer, max(_MIN_TOKENS, max_bytes // 2 // _BYTES_OF_A_TOKEN)),
     }
+
+
+def _ends_of(messages: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return a conversation; of a long one its beginning and its end, which is said between them."""
+    if len(messages) <= _MAX_MESSAGES:
+        return messages
+    half = _MAX_MESSAGES // 2
+    return [*messages[:half], ("", f"{len(messages) - 2 * half} messages left out"), *messages[-half:]]
 
 
 def _num_forks(environment: Mapping[str, Any]) -> int:

@@ -26,13 +26,15 @@ _MIN_POINTS = 50
 _STEPS = 40  # of which rollouts are shown, over all runs
 _SETTING_CHARACTERS = 300
 _NOTE_CHARACTERS = 4000
+_MAX_NOTES = 200
+_MAX_NOTED_STEPS = 20  # that are shown besides those chosen evenly
 _MAX_CAUSES = 12
 _MAX_PROBLEMS = 8
 _GROUPS_SHARE = 0.3  # of the bytes for groups and rollouts
 
 
 class RunData:
-    """Hold what is read of one run; groups and rollouts are read step by step, by `steps`."""
+    """Hold what is read of one run; groups and rollouts are read step by step, by `steps_of`."""
 
     def __init__(self, path: Path, label: str) -> None:
         """Read the records of the run. Raises: ConfigError if they are none of a run."""
@@ -43,7 +45,8 @@ class RunData:
         self.curves = Curves(group_size=int(self.config.get("num_generations") or 1))
         for record in self.run.iterate_steps():
             self.curves.add(record)
-        self.annotations = self.run.annotations()
+        notes = self.run.annotations()
+        self.num_notes, self.annotations = len(notes), notes[-_MAX_NOTES:]
 
     def noted(self) -> frozenset[Key]:
         """Return the rollouts that people have noted something of."""
@@ -65,7 +68,8 @@ class RunData:
         if not len(steps):
             return sorted(also) if last else []
         even = steps[np.unique(np.linspace(0, len(steps) - 1, min(max(number, 1), len(steps))).round().astype(int))]
-        return sorted({*even.tolist(), *also, *(key[0] for key in self.noted())})
+        noted = sorted({key[0] for key in self.noted()})[-_MAX_NOTED_STEPS:]
+        return sorted({*even.tolist(), *also, *noted})
 
     def fields(self, max_points: int) -> dict[str, Any]:
         """Return all but groups and rollouts."""
@@ -90,6 +94,7 @@ class RunData:
             "resumptions": [{name: shown(value) for name, value in each.items()} for each in run.resumptions()],
             "problems": [cut(line, _SETTING_CHARACTERS) for line in run.problems()[-_MAX_PROBLEMS:]],
             "annotations": [shown_note(each) for each in self.annotations],
+            "num_notes": self.num_notes,
         }
 
     def defaults(self) -> dict[str, str]:

@@ -217,6 +217,7 @@ function leftOut(data) {
     if (!data.live && points < run.num_steps) said.push(`${run.label}: curves have ${num(points)} points for ${plural(run.num_steps, "step")}: each is a mean, its band the least and the largest value.`);
     if (!data.live && run.read?.steps?.length < run.num_steps) said.push(`${run.label}: groups and rollouts are of ${plural(run.read.steps.length, "step")} of ${num(run.num_steps)}; --steps N,M adds others.`);
     if (run.read?.num_groups > run.groups.length) said.push(`${run.label}: ${num(run.groups.length)} of ${plural(run.read.num_groups, "group")} are in this page.`);
+    if (run.num_notes > run.annotations.length) said.push(`${run.label}: the last ${num(run.annotations.length)} of ${plural(run.num_notes, "note")} are in this page.`);
     if (run.read?.is_halved) said.push(`${run.label}: rollouts were left out to keep the page small.`);
     if (run.read?.num_rollouts && !run.read.has_tokenizer) said.push(`${run.label}: no tokenizer.json of its model was found; tokens are shown by number.`);
     if (run.first_step > 1) said.push(`${run.label}: begins at step ${run.first_step}, as it was resumed from another directory; samples are counted from there.`);

@@ -165,6 +165,18 @@ def test_notes_and_the_machine_are_on_the_page(write_run):
     assert shown["starts"] == [{"cpu": "x", "gpus": "A, A", "packages": "torch 2"}]
 
 
+def test_of_thousands_of_notes_the_last_are_shown_and_steps_stay_few(write_run):
+    run = write_run(steps=[{}] * 300, rollouts=[{"step": step} for step in range(1, 301)])
+    notes = [
+        {"time": "now", "step": number % 300 + 1, "uid": "train-1.0", "sample": 0, "text": "x"}
+        for number in range(3000)
+    ]
+    (run / "annotations.jsonl").write_text('{"by hand": 1}\n' + "".join(json.dumps(note) + "\n" for note in notes))
+    shown = data_of(report([run]))["runs"][0]
+    assert (shown["num_notes"], len(shown["annotations"])) == (3001, 200)
+    assert len(shown["read"]["steps"]) <= 60
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

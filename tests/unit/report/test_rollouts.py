@@ -72,6 +72,12 @@ def test_a_conversation_has_its_turns_and_calls_of_tools():
     assert shown["tokens"] is None, "they were not recorded"
 
 
+def test_of_a_long_conversation_the_middle_is_left_out():
+    messages = [{"role": "user", "content": str(number)} for number in range(1000)]
+    shown = describe(Rollout.of(LINE | {"messages": messages}), None, 4000)["messages"]
+    assert [text for _, text in shown] == [*map(str, range(30)), "940 messages left out", *map(str, range(970, 1000))]
+
+
 def test_each_token_has_its_text_log_probability_mask_and_version(tmp_path):
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))

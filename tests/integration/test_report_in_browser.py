@@ -3,26 +3,54 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.browser import CHROMIUM, Tab, browser
-from tests.unit.report.conftest import LINE, STEP, TOKENS, write_run  # noqa: F401, a fixture
+from tests.run_files import LINE, STEP, TOKENS, write_run_in
 
 pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: apt install chromium)"),
 ]
 HOSTILE = "</script><img src=x onerror=\"document.title='run'\"><a href='javascript:1'>\x1b[2J\u202eabc"
-# Contrast of a text with the first opaque background behind it, by WCAG 2.2.
+# Texts whose contrast with the first opaque background behind them is below 4.5, by WCAG 2.2.
 CONTRAST = """(() => {
-  const parse = (c) => c.match(/[\\d.]+/g).map(Number);
-  const light = (c) => { const [r, g, b] = c.map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const behind = (e) => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor); if (c.length < 4 || c[3] > 0.99) return c; } return [255, 255, 255]; };
-  const texts = [...document.querySelectorAll('body *')].filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && e.checkVisibility() && !e.closest('svg, script, style, option'));
-  return texts.map((e) => { const [a, b] = [light(parse(getComputedStyle(e).color).slice(0, 3)), light(behind(e).slice(0, 3))].sort((x, y) => y - x); return [(a + 0.05) / (b + 0.05), e.className + ' ' + e.textContent.slice(0, 30)]; }).filter(([ratio]) => ratio < 4.5);
+  const parse = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const linear = (part) => ((part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const behind = (element) => {
+    for (; element; element = element.parentElement) {
+      const colour = parse(getComputedStyle(element).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0.99) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const ratio = (element) => {
+    const lights = [light(parse(getComputedStyle(element).color)), light(behind(element))];
+    return (Math.max(...lights) + 0.05) / (Math.min(...lights) + 0.05);
+  };
+  const hasText = (element) => [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+  const isShown = (element) => element.checkVisibility() && !element.closest('svg, script, style, option');
+  const texts = [...document.querySelectorAll('body *')].filter((element) => hasText(element) && isShown(element));
+  return texts.map((element) => [ratio(element), element.textContent.slice(0, 40)]).filter(([found]) => found < 4.5);
 })()"""
+KIND = """(() => {
+  const kind = document.querySelector('#groups select');
+  kind.value = '%s';
+  kind.dispatchEvent(new Event('change'));
+})()"""
+SCRIPT = """(() => {
+  const script = document.createElement('script');
+  script.textContent = 'window.ran = 1';
+  document.body.append(script);
+  return window.ran ?? 0;
+})()"""
+LOSS = "[...document.querySelectorAll('.chart')].find((chart) => chart.textContent.startsWith('Loss')).textContent"
+FOCUS = "document.activeElement.tagName + ' ' + (document.activeElement.type ?? '')"
+HAS_OUTLINE = "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +60,21 @@ def tab():
 
 
 @pytest.fixture
-def page(write_run, tmp_path):  # noqa: F811
+def write_run(tmp_path):
+    return partial(write_run_in, tmp_path)
+
+
+@pytest.fixture
+def page(write_run, tmp_path):
     """A run of 30 steps with hostile texts in each place that a model or a user writes."""
     rollouts = [
-        {"step": step, "uid": f"train-{number}.0", "sample": sample, "episode": sample, "reward": float(sample), **TOKENS}
-        | {"response": HOSTILE, "prompt": HOSTILE, "gt_answer": HOSTILE, "detail": HOSTILE, "verdict": "ok" if sample else "wrong"}
-        for step in range(1, 31) for number in range(2) for sample in range(2)
-    ]  # fmt: skip
+        {"step": step, "uid": f"train-{number}.0", "sample": sample, "episode": sample, "reward": float(sample)}
+        | TOKENS
+        | dict.fromkeys(["prompt", "response", "gt_answer", "detail"], HOSTILE)
+        for step in range(1, 31)
+        for number in range(2)
+        for sample in range(2)
+    ]
     run = write_run(
         steps=[{"loss": 1 / step} for step in range(1, 31)], rollouts=rollouts, config={"system_prompt": HOSTILE}
     )
@@ -78,10 +114,7 @@ def test_what_a_model_says_is_shown_as_text_and_runs_nothing(tab, page):
     assert tab.run("document.querySelectorAll('img, main script, a[href^=javascript]').length") == 0
     said = tab.run("document.querySelector('.said.answer pre').textContent")
     assert said == HOSTILE.replace("\x1b", r"\x1b").replace("\u202e", r"\u202e")
-    refused = tab.run(
-        "(() => { const s = document.createElement('script'); s.textContent = 'window.ran = 1'; document.body.append(s); return window.ran ?? 0; })()"
-    )
-    assert refused == 0, "the policy admits no other script"
+    assert tab.run(SCRIPT) == 0, "the policy admits no other script"
 
 
 def test_keys_move_the_step_the_tokens_and_the_focus(tab, page):
@@ -92,16 +125,12 @@ def test_keys_move_the_step_the_tokens_and_the_focus(tab, page):
         tab.press("ArrowLeft")
     assert shown_step(tab) == "step 27 of 30"
     assert tab.run("document.querySelector('#rollouts header p').textContent").startswith("4 rollouts of step 27")
-    assert "loss0.03704" in tab.run(
-        "[...document.querySelectorAll('.chart')].find((c) => c.textContent.startsWith('Loss')).textContent"
-    )
+    assert "loss0.03704" in tab.run(LOSS)
     order = []
     for _ in range(12):
         tab.press("Tab")
-        order.append(tab.run("document.activeElement.tagName + ' ' + (document.activeElement.type ?? '')"))
-        assert tab.run(
-            "getComputedStyle(document.activeElement).outlineStyle !== 'none' || document.activeElement.type === 'radio'"
-        )
+        order.append(tab.run(FOCUS))
+        assert tab.run(HAS_OUTLINE) or order[-1] == "INPUT radio", "of a radio its label has it"
     assert order[0].startswith("A") and "INPUT radio" in order and "INPUT range" in order
     tab.run("document.querySelector('.tokens[tabindex]').focus()")
     tab.press("ArrowRight")
@@ -112,28 +141,26 @@ def test_keys_move_the_step_the_tokens_and_the_focus(tab, page):
 def test_groups_are_filtered_and_lead_to_their_rollouts(tab, page):
     tab.size(1280, 800)
     tab.open(page.as_uri())
-    tab.run(
-        "(() => { const s = document.querySelector('#groups select'); s.value = 'high'; s.dispatchEvent(new Event('change')); })()"
-    )
+    tab.run(KIND % "high")
     assert tab.run("document.querySelector('#groups [role=status]').textContent") == "0 groups of 60"
-    tab.run(
-        "(() => { const s = document.querySelector('#groups select'); s.value = 'mixed'; s.dispatchEvent(new Event('change')); })()"
-    )
+    tab.run(KIND % "mixed")
     tab.run("document.querySelector('#groups tbody tr:nth-child(2) button').click()")
-    assert (
-        tab.run("document.querySelectorAll('.list button[aria-current], .list button:not([aria-current])').length") == 3
-    )
+    assert tab.run("document.querySelectorAll('.list button').length") == 3, "two answers, and the way to the others"
     assert shown_step(tab) == "step 1 of 30"
 
 
-def test_a_page_of_the_largest_size_is_drawn_with_two_seconds_of_computing(tab, write_run, tmp_path):  # noqa: F811
+def test_a_page_of_the_largest_size_is_drawn_with_two_seconds_of_computing(tab, write_run, tmp_path):
     number = 600
     tokens = {"token_ids": [*range(number)], "rollout_logprobs": [-0.123456] * number, "token_versions": [[0, number]]}
-    rollouts = [{"step": step, "uid": f"train-{group}", "sample": sample, "response": "word " * 4000, **TOKENS, **tokens}
-                for step in range(1, 41) for group in range(8) for sample in range(8)]  # fmt: skip
-    run = write_run(
-        steps=[{f"figure_{n}": step / n for n in range(1, 30)} for step in range(1, 1001)], rollouts=rollouts
-    )
+    answer = TOKENS | tokens | {"response": "word " * 4000}
+    rollouts = [
+        {"step": step, "uid": f"train-{group}", "sample": sample, **answer}
+        for step in range(1, 41)
+        for group in range(8)
+        for sample in range(8)
+    ]
+    steps = [{f"figure_{n}": step / n for n in range(1, 30)} for step in range(1, 1001)]
+    run = write_run(steps=steps, rollouts=rollouts)
     page = tmp_path / "page.html"
     subprocess.run([sys.executable, "-m", "coati_rl.command_line", "report", run, "-o", page], check=True)
     assert page.stat().st_size < 5_000_000
@@ -143,7 +170,7 @@ def test_a_page_of_the_largest_size_is_drawn_with_two_seconds_of_computing(tab, 
     assert task_seconds(tab) - before < 2.0
 
 
-def test_a_new_step_is_on_the_live_page_within_two_seconds_and_a_note_is_kept(tab, write_run):  # noqa: F811
+def test_a_new_step_comes_to_the_live_page_and_a_note_is_kept(tab, write_run):
     run: Path = write_run(steps=[{}, {}], rollouts=[{"step": 1}, {"step": 2}])
     command = [sys.executable, "-m", "coati_rl.command_line", "watch", str(run)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -156,7 +183,7 @@ def test_a_new_step_is_on_the_live_page_within_two_seconds_and_a_note_is_kept(ta
                 file.write(json.dumps(LINE | {"step": 3, "response": "the third"}) + "\n")
             with (run / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(STEP | {"step": 3}) + "\n")
-            tab.wait("document.querySelector('output').textContent === 'step 3 of 3'", seconds=2)
+            tab.wait("document.querySelector('output').textContent === 'step 3 of 3'")
             tab.wait("document.querySelector('.said.answer pre').textContent === 'the third'")
             tab.run(
                 "document.querySelector('textarea').value = 'odd'; document.querySelector('.annotate button').click()"

@@ -11,7 +11,7 @@ from coati_rl.command_line import main
 from coati_rl.report.escaped_json import as_json
 from coati_rl.report.page import MAX_BYTES, html_page, report
 from coati_rl.report.run_data import RunData
-from tests.unit.report.conftest import LINE, TOKENS
+from tests.run_files import LINE, TOKENS
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>\x1b[2J\u202e\u2028&amp;\ud83d"
 

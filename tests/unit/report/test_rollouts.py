@@ -9,7 +9,7 @@ from coati_rl.report.rollouts import ROLLOUTS_OF_A_STEP, Brief, choose, cut, des
 from coati_rl.report.tokens import load_tokenizer, pieces, token_fields
 from coati_rl.run_reader.rollout import Rollout
 from coati_rl.run_reader.run_directory import Place, RunDirectory
-from tests.unit.report.conftest import LINE, TOKENS
+from tests.run_files import LINE, TOKENS
 
 
 def briefs(*lines):

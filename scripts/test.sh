@@ -18,6 +18,9 @@ status=0
 case "$*" in
     "") "$PYTHON" -m pytest "${SUITE[@]}" || status=$? ;;
     --all)
+        if ! command -v chromium >/dev/null && [[ $EUID -eq 0 ]] && command -v apt-get >/dev/null; then # for the report in a browser
+            (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium) >/dev/null || true # its tests say that they were skipped
+        fi
         "$PYTHON" -m pytest "${SUITE[@]}" --all || status=$?
         "$PYTHON" scripts/mutants/run.py || status=$?
         ;;

@@ -11,6 +11,7 @@ from coati_rl.types import Score
 _MAX_TRUTH_LENGTH = 2000  # characters: the tests of a program may be megabytes, and a line is written for each sample
 
 
+MACHINE = "machine.jsonl"  # in the run directory: the machine and the packages of each start
 CONVERSATIONS = "conversations"  # in an environment's record of an episode: what is said in each of its trajectories
 _SETTINGS = ("step", "temperature", "correct_from")  # numbers of an evaluation that are no figures of it
 

@@ -44,7 +44,7 @@ def write_trace(run_dir: Path) -> Path | None:
 
     Incomplete lines are left out. Raises: OSError if a file cannot be read or written.
     """
-    actors = sorted((path.stem for path in (run_dir / "timeline").glob("*.jsonl")), key=_sort_key)
+    actors = sorted((path.stem for path in (run_dir / "timeline").glob("*.jsonl")), key=actor_order)
     if not actors:
         return None
     path, partial = run_dir / "timeline.json", run_dir / ".timeline.json.partial"
@@ -61,13 +61,13 @@ def _write(path: Path, actors: Sequence[str], directory: Path) -> None:
     with path.open("w", encoding="utf-8") as file:
         separator = '{"displayTimeUnit":"ms","traceEvents":[\n'
         for pid, actor in enumerate(actors, start=1):
-            for record in _records(pid, actor, list(_events_of(directory / f"{actor}.jsonl")), tids, ids):
+            for record in _records(pid, actor, list(events_of(directory / f"{actor}.jsonl")), tids, ids):
                 file.write(separator + json.dumps(record, separators=(",", ":")))
                 separator = ",\n"
         file.write("\n]}\n")
 
 
-class _Event(NamedTuple):
+class Event(NamedTuple):
     """Hold a line of a timeline."""
 
     phase: str
@@ -79,9 +79,9 @@ class _Event(NamedTuple):
     args: dict[str, Any]
 
 
-def _events_of(path: Path) -> Iterator[_Event]:
+def events_of(path: Path) -> Iterator[Event]:
     """Yield an actor's spans and instants. A span that was announced and never ended lasts until its process ended."""
-    announced: dict[tuple[str, int, str, int], _Event] = {}
+    announced: dict[tuple[str, int, str, int], Event] = {}
     lived_until_ns = 0
     for event in _lines_of(path):
         key = (event.track, event.number, event.name, event.begin_ns)
@@ -98,12 +98,12 @@ def _events_of(path: Path) -> Iterator[_Event]:
     yield from _cut_off(announced, max(lived_until_ns, last_sign_ns))
 
 
-def _lines_of(path: Path) -> Iterator[_Event]:
+def _lines_of(path: Path) -> Iterator[Event]:
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 record = json.loads(line, parse_constant=str)  # NaN is not JSON
-                event = _Event(
+                event = Event(
                     phase=record["ph"],
                     name=str(record["name"]),
                     track=str(record["track"]),
@@ -118,14 +118,14 @@ def _lines_of(path: Path) -> Iterator[_Event]:
                 yield event
 
 
-def _cut_off(announced: dict[tuple[str, int, str, int], _Event], end_ns: int) -> Iterator[_Event]:
+def _cut_off(announced: dict[tuple[str, int, str, int], Event], end_ns: int) -> Iterator[Event]:
     for event in announced.values():
         end_ns = max(end_ns, event.begin_ns)
         yield event._replace(phase="X", end_ns=end_ns, args={**event.args, "unfinished": True})
 
 
 def _records(
-    pid: int, actor: str, events: list[_Event], tids: Iterator[int], ids: Iterator[int]
+    pid: int, actor: str, events: list[Event], tids: Iterator[int], ids: Iterator[int]
 ) -> Iterator[dict[str, Any]]:
     """Yield the trace records of an actor: names, then events by time, enclosing spans before nested ones."""
     tracks = {"main"} | {event.track for event in events if not event.number}
@@ -150,7 +150,8 @@ def _records(
             yield {"ph": "i", "s": "p"} | record | begin
 
 
-def _sort_key(actor: str) -> tuple[int, list[tuple[int, str]]]:
+def actor_order(actor: str) -> tuple[int, list[tuple[int, str]]]:
+    """Return a key that sorts actors by role, then by number."""
     role = actor.split("-")[0]
     return _ROLES.index(role) if role in _ROLES else len(_ROLES), _by_number(actor)
 

@@ -26,6 +26,7 @@ from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import check_free_space, probe
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapter_files import ALL_LINEAR
+from coati_rl.processes.machine_record import record_start
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +125,7 @@ def make_run_dir(config: TrainingConfig, resume: ResumedRun | None = None, *, ch
             paths.logs.mkdir(exist_ok=True)
             resolved = with_absolute_paths(config.flat("json"))
             (paths.run_dir / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
+            record_start(paths.run_dir)
     except OSError as error:
         raise ConfigError(f"--run-dir {error.filename or wanted}: cannot be created: {error.strerror}") from error
     return paths

@@ -1,11 +1,19 @@
 """Read JSON Lines that another process may still be writing."""
 
 import json
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from coati_rl.errors import ConfigError
+
+_TAIL_BYTES = 1 << 16
+
+
+class StalePositionError(Exception):
+    """A position in a file that has been written anew since."""
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -29,3 +37,47 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
                     return
                 raise ConfigError(f"{path}:{number}: the line is not of a run: {error}") from error
             yield record
+
+
+def read_new_lines(path: Path, position: str = "") -> tuple[list[dict[str, Any]], str]:
+    """Return the objects of the whole lines behind a position, and the position behind them.
+
+    Args:
+        path: of a file to which lines are appended.
+        position: as this function has returned it; empty: the beginning.
+    Raises: StalePositionError if the file is another one by now, as after a resume, which takes lines back.
+    """
+    inode, offset = map(int, position.split("-")) if re.fullmatch(r"\d{1,20}-\d{1,20}", position) else (0, 0)
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        if inode:
+            raise StalePositionError(f"{path} is not there any more") from None
+        return [], ""
+    if inode not in (0, found.st_ino) or offset > found.st_size:
+        raise StalePositionError(f"{path} was written anew")
+    if offset == found.st_size:
+        return [], f"{found.st_ino}-{offset}"
+    with path.open("rb") as file:
+        file.seek(offset)
+        whole = file.read().rpartition(b"\n")[0]
+    lines = whole.split(b"\n") if whole else []
+    records = [record for line in lines if isinstance(record := json.loads(line), dict)]
+    return records, f"{found.st_ino}-{offset + len(whole) + bool(whole)}"
+
+
+def end_of_lines(path: Path) -> str:
+    """Return the position behind the last whole line, as `read_new_lines` takes it; empty if there is no file."""
+    try:
+        with path.open("rb") as file:
+            inode, end = os.fstat(file.fileno()).st_ino, file.seek(0, os.SEEK_END)
+            while end:
+                start = max(0, end - _TAIL_BYTES)
+                file.seek(start)
+                found = file.read(end - start).rfind(b"\n")
+                if found >= 0:
+                    return f"{inode}-{start + found + 1}"
+                end = start
+            return f"{inode}-0"
+    except FileNotFoundError:
+        return ""

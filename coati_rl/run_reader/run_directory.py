@@ -1,25 +1,40 @@
 """Read a run directory by its records: metrics, syncs, evaluations, rollouts, checkpoints, configuration."""
 
+import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from coati_rl.checkpoint.directory import checkpoints_in
 from coati_rl.errors import ConfigError
+from coati_rl.observability.records import MACHINE
 from coati_rl.observability.sinks import METRICS
 from coati_rl.run_reader.json_lines import read_json_lines
 from coati_rl.run_reader.rollout import Rollout
+from coati_rl.run_reader.step_lines import last_step, line_at, lines_of_step, without_tokens
 
+ANNOTATIONS = "annotations.jsonl"
 _ROLLOUTS = re.compile(r"steps-(\d+)-(\d+)\.jsonl")
 _LOCKS = Path("/proc/locks")
+_LOG_TAIL_BYTES = 1 << 20
+_PROBLEM = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) [\w.]+: ")
+
+
+class Place(NamedTuple):
+    """Say where a rollout's line is."""
+
+    path: Path
+    start: int  # byte
 
 
 class RunDirectory:
-    """Read one run, which may be running; nothing is cached, locked or written."""
+    """Read one run, which may be running; nothing of what it goes on writing is kept, nothing locked or written."""
 
     def __init__(self, path: Path) -> None:
         """Take the directory. Raises: ConfigError if it is none of a run."""
@@ -37,7 +52,11 @@ class RunDirectory:
 
     def steps(self) -> list[dict[str, Any]]:
         """Return the metrics of each optimizer step."""
-        return [*read_json_lines(self.path / METRICS)]
+        return [*self.iterate_steps()]
+
+    def iterate_steps(self) -> Iterator[dict[str, Any]]:
+        """Yield the metrics of each optimizer step; of a long run they are not to be held all at once."""
+        return read_json_lines(self.path / METRICS)
 
     def syncs(self) -> list[dict[str, Any]]:
         """Return the weight syncs; a job on a dataset has none."""
@@ -45,20 +64,61 @@ class RunDirectory:
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Return the summaries of evaluations."""
-        return [*read_json_lines(self.path / "eval" / "summary.jsonl")]
+        return [*read_json_lines(self.evaluation_summary)]
+
+    @property
+    def evaluation_summary(self) -> Path:
+        """Return the file of the summaries of evaluations."""
+        return self._output("eval_save_dir", "eval") / "summary.jsonl"
 
     def checkpoints(self) -> list[Path]:
-        """Return the checkpoints in the directory, the oldest first."""
-        return checkpoints_in(self.path / "checkpoints")
+        """Return the run's checkpoints, the oldest first."""
+        return checkpoints_in(self._output("save_dir", "checkpoints"))
+
+    def starts(self) -> list[dict[str, Any]]:
+        """Return the machine and the packages of each start of the run, resumptions included."""
+        return [*read_json_lines(self.path / MACHINE)]
+
+    def resumptions(self) -> list[dict[str, Any]]:
+        """Return when and from which checkpoint the run was resumed in this directory."""
+        return [*read_json_lines(self.path / "resumes.jsonl")]
+
+    def annotations(self) -> list[dict[str, Any]]:
+        """Return what people have noted of rollouts."""
+        return [*read_json_lines(self.path / ANNOTATIONS)]
+
+    def problems(self) -> list[str]:
+        """Return the warnings and errors at the end of the driver's log, without times, the last one last."""
+        try:
+            with (self.path / "logs" / "driver.log").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+                lines = file.read().decode("utf-8", "replace").split("\n")
+        except OSError:
+            return []
+        return [line[found.end() :] for line in lines if (found := _PROBLEM.match(line))]
 
     def rollouts(self, step: int | None = None) -> Iterator[Rollout]:
         """Yield the trajectories in the order of their lines; of one optimizer step, or of all."""
+        if step is not None:
+            yield from (self._read(Place(path, start), line) for path, start, line in self._lines_of(step))
+            return
         for path in self._rollout_files():
-            first, last = map(int, _matched(path))
-            if step is None or first <= step <= last:
-                for line in read_json_lines(path):
-                    if step in (None, line.get("step")):
-                        yield Rollout.of(line)
+            yield from map(Rollout.of, read_json_lines(path))
+
+    def rollouts_without_tokens(self, step: int) -> Iterator[tuple[Place, Rollout]]:
+        """Yield the trajectories of a step and where they are; the fields of their tokens are not read."""
+        for path, start, line in self._lines_of(step):
+            with _named(path, start):
+                yield Place(path, start), Rollout.of(without_tokens(line))
+
+    def rollout_at(self, place: Place) -> Rollout:
+        """Return the trajectory at a place, all fields of it."""
+        return self._read(place, line_at(*place))
+
+    def last_rollout_step(self) -> int | None:
+        """Return the last optimizer step that has rollouts."""
+        steps = (last_step(path) for path in reversed(self._rollout_files()))
+        return next((step for step in steps if step is not None), None)
 
     def is_running(self) -> bool:
         """Return True if a process of this machine holds the run's lock; it is not touched."""
@@ -69,12 +129,39 @@ class RunDirectory:
         held = (line.split() for line in _LOCKS.read_text(encoding="ascii").splitlines())
         return any(inode == field.rpartition(":")[2] for fields in held for field in fields if field.count(":") == 2)
 
-    def _rollout_files(self) -> list[Path]:
-        found = (self.path / "rollouts").glob("steps-*.jsonl")
-        return sorted(path for path in found if _ROLLOUTS.fullmatch(path.name))
+    def _output(self, setting: str, default: str) -> Path:
+        """Return the directory that the setting names, or the default one."""
+        own = self._settings.get(setting)
+        return Path(str(own)) if own else self.path / default
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        return self.config()
+
+    def _lines_of(self, step: int) -> Iterator[tuple[Path, int, bytes]]:
+        return ((path, *each) for path in self._rollout_files(step) for each in lines_of_step(path, step))
+
+    def _read(self, place: Place, line: bytes) -> Rollout:
+        with _named(*place):
+            return Rollout.of(json.loads(line))
+
+    def _rollout_files(self, step: int | None = None) -> list[Path]:
+        """Return the files of rollouts, by step; of one step those that may hold it."""
+        found = self._output("rollout_save_dir", "rollouts").glob("steps-*.jsonl")
+        files = sorted(path for path in found if _ROLLOUTS.fullmatch(path.name))
+        return files if step is None else [path for path in files if step in _steps_in(path)]
 
 
-def _matched(path: Path) -> tuple[str, ...]:
+def _steps_in(path: Path) -> range:
     found = _ROLLOUTS.fullmatch(path.name)
     assert found is not None  # noqa: S101, chosen by it
-    return found.groups()
+    return range(int(found[1]), int(found[2]) + 1)
+
+
+@contextmanager
+def _named(path: Path, start: int) -> Iterator[None]:
+    """Name the line in the error of one that cannot be read."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{path}, at byte {start}: the line is not of a run: {error}") from error

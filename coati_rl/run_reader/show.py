@@ -91,7 +91,7 @@ def _message(role: str, said: str, width: int) -> str:
 
 
 def _last_step(run: RunDirectory) -> int:
-    last = max((each.step for each in run.rollouts()), default=None)
+    last = run.last_rollout_step()
     if last is None:
         raise ConfigError(f"{run.path}: no rollout is recorded; a job on a dataset has none")
     return last

@@ -5,7 +5,6 @@ calls in flight, then the thread.
 """
 
 import asyncio
-import socket
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -15,41 +14,11 @@ from typing import Any, TypeVar
 import uvicorn
 from fastapi import FastAPI
 
+from coati_rl.processes.http_server import listen, server_config, url_of
+
 Result = TypeVar("Result")
 
-_BACKLOG = 1024  # connections that wait to be accepted
-_GRACE_S = 2  # for replies at the end
 _CLOSE_TIMEOUT_S = 10.0
-_KEEP_ALIVE_S = 75
-
-
-def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """Open a listening socket; port 0 picks a free one. Raises: OSError."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-
-
-def url_of(listener: socket.socket) -> str:
-    """Return the URL that a listening socket is reached at, without a path."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def server_config(app: FastAPI) -> uvicorn.Config:
-    """Return uvicorn's settings: no signals, no logs of its own, no headers that a client could forge."""
-    return uvicorn.Config(
-        app,
-        http="h11",
-        loop="asyncio",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_GRACE_S,
-    )
 
 
 class ServerThread:

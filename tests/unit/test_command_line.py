@@ -57,7 +57,7 @@ def test_a_wheel_holds_every_package_the_script_the_presets_and_the_names_of_oth
     missing = [
         path.relative_to(copy).as_posix()
         for path in copy.rglob("*")
-        if path.suffix in {".py", ".yaml", ".json"}
+        if path.suffix in {".py", ".yaml", ".json", ".html", ".css", ".js"}
         and "build" not in path.relative_to(copy).parts
         and path.name != "setup.py"
         if path.relative_to(copy).as_posix() not in wheel.namelist()

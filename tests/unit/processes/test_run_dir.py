@@ -112,7 +112,7 @@ def test_from_anywhere_else_a_run_goes_on_in_a_new_directory(tmp_path, resumed, 
     before = paths_of("-p", "math")
     paths = resumed(tmp_path / checkpoint, *flags)
     assert paths.run_dir == tmp_path / flags[1]
-    assert sorted(path.name for path in before.run_dir.iterdir() if path.suffix) == ["config.yaml"]
+    assert sorted(path.name for path in before.run_dir.iterdir() if path.suffix) == ["config.yaml", "machine.jsonl"]
 
 
 def test_a_new_directory_never_continues_into_an_existing_one(tmp_path, resumed):

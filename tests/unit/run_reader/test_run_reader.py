@@ -7,9 +7,10 @@ import pytest
 
 from coati_rl.command_line import main
 from coati_rl.errors import ConfigError
-from coati_rl.run_reader.json_lines import read_json_lines
+from coati_rl.run_reader.json_lines import StalePositionError, end_of_lines, read_json_lines, read_new_lines
 from coati_rl.run_reader.run_directory import RunDirectory
 from coati_rl.run_reader.show import printable
+from coati_rl.run_reader.step_lines import last_step, lines_of_step, without_tokens
 
 LINE = {
     "step": 1, "uid": "train-1.0", "sample": 0, "episode": 0, "producer": 0, "prompt": "1 + 1?", "gt_answer": "2",
@@ -135,3 +136,100 @@ def test_a_job_without_rollouts_and_a_line_of_another_version_are_named(write, c
     (run / "rollouts" / FIRST).write_text('{"step": 1}\n')
     assert main(["show", str(run), "--step", "1"]) == 2
     assert "a rollout has no field 'uid'" in capsys.readouterr().err
+
+
+def test_lines_that_were_added_are_read_from_a_position_and_one_that_is_being_written_later(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    assert read_new_lines(path) == ([], "") and end_of_lines(path) == ""
+    path.write_bytes('{"a": "b\u2028"}\n{"a"'.encode())
+    records, position = read_new_lines(path)
+    assert records == [{"a": "b\u2028"}]
+    assert end_of_lines(path) == position
+    assert read_new_lines(path, position) == ([], position)
+    with path.open("a") as file:
+        file.write(': 2}\n{"a": 3}\n')
+    records, position = read_new_lines(path, position)
+    assert records == [{"a": 2}, {"a": 3}] and end_of_lines(path) == position
+
+
+def test_a_position_in_a_file_that_is_another_one_by_now_is_told(tmp_path):
+    path, new = tmp_path / "lines.jsonl", tmp_path / "new"
+    path.write_text('{"a": 1}\n{"a": 2}\n')
+    position = end_of_lines(path)
+    new.write_text('{"a": 1}\n{"a": 3}\n{"a": 4}\n')
+    new.replace(path)  # as a resumed run does
+    with pytest.raises(StalePositionError):
+        read_new_lines(path, position)
+    position = end_of_lines(path)
+    path.unlink()
+    with pytest.raises(StalePositionError):
+        read_new_lines(path, position)
+
+
+@pytest.mark.parametrize("size", [10, 5000])
+def test_the_lines_of_any_step_are_found_though_only_a_few_are_read(tmp_path, size):
+    path = tmp_path / "steps-000001-000100.jsonl"
+    steps = [step for step in range(1, 101) if step % 7 for _ in range(step % 3 + 1)]
+    lines = [json.dumps({"step": step, "text": "x" * (size + step)}) + "\n" for step in steps]
+    path.write_text("".join(lines) + '{"step": 100, "text": "cut o')
+    for step in range(102):
+        found = [*lines_of_step(path, step)]
+        assert [line.decode() for _, line in found] == [lines[i] for i, each in enumerate(steps) if each == step]
+        assert [start for start, _ in found] == [
+            len("".join(lines[:i])) for i, each in enumerate(steps) if each == step
+        ]
+    assert last_step(path) == 100
+
+
+def test_the_last_step_of_a_file_is_read_from_its_end(tmp_path):
+    path = tmp_path / "steps-000001-000100.jsonl"
+    for text, step in [
+        ("", None),
+        ('{"step": 1', None),
+        ('{"step": 1}\n', 1),
+        ('{"step": 1}\n{"step": 9, "x": "' + "y" * 3_000_000, 1),
+    ]:
+        path.write_text(text)
+        assert last_step(path) == step
+    path.write_text('{"step": 1}\n' + json.dumps({"step": 2, "x": "y" * 3_000_000}) + "\n")
+    assert last_step(path) == 2
+
+
+def test_a_line_is_read_without_its_tokens_whatever_its_texts_say():
+    record = LINE | {"response": '", "prompt_token_ids": [1]', "prompt_token_ids": [1], "token_ids": [2]}
+    assert without_tokens(json.dumps(record).encode()) == LINE | {"response": '", "prompt_token_ids": [1]'}
+    noted = LINE | {"environment": {"x": 1, "prompt_token_ids": [1]}, "prompt_token_ids": [1]}
+    assert without_tokens(json.dumps(noted).encode()) == noted
+    assert without_tokens(json.dumps(LINE).encode()) == LINE
+
+
+def test_places_of_rollouts_lead_to_all_of_their_fields(write):
+    run = RunDirectory(write({FIRST: [{"step": 1, "token_ids": [1]}, {"step": 2, "token_ids": [2]}]}))
+    ((place, rollout),) = run.rollouts_without_tokens(2)
+    assert rollout.step == 2
+    assert run.rollout_at(place).line["token_ids"] == [2]
+    assert run.last_rollout_step() == 2
+    (run.path / "rollouts" / FIRST).write_text('{"step": 2, broken\n')
+    with pytest.raises(ConfigError, match=r"000100.jsonl, at byte 0: the line is not of a run"):
+        [*run.rollouts(2)]
+
+
+def test_warnings_and_errors_are_read_from_the_end_of_the_drivers_log(write):
+    run = RunDirectory(write({}))
+    assert run.problems() == []
+    (run.path / "logs").mkdir()
+    lines = ["INFO a.b: fine", "WARNING a.b: odd", "ERROR c: lost: producer 0"]
+    (run.path / "logs" / "driver.log").write_text("".join(f"2026-01-01 10:00:00,000 {line}\n" for line in lines))
+    assert run.problems() == ["odd", "lost: producer 0"]
+
+
+def test_outputs_in_other_directories_are_found_as_the_settings_name_them(write, tmp_path):
+    run = RunDirectory(write({FIRST: [{}]}))
+    (run.path / "rollouts").rename(tmp_path / "elsewhere")
+    (tmp_path / "summaries").mkdir()
+    (tmp_path / "summaries" / "summary.jsonl").write_text('{"step": 1, "task": "math"}\n')
+    settings = f"rollout_save_dir: {tmp_path}/elsewhere\neval_save_dir: {tmp_path}/summaries\nsave_dir: null\n"
+    (run.path / "config.yaml").write_text(settings)
+    assert [each.step for each in run.rollouts()] == [1]
+    assert run.evaluations() == [{"step": 1, "task": "math"}]
+    assert run.checkpoints() == []

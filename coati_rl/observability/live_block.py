@@ -90,9 +90,9 @@ class LiveBlock:
 
     def _lines(self, width: int) -> list[str]:
         """Return the block's lines, with the terminal's codes for colours, each shorter than a row."""
-        usable = max(width - 1, 1)
+        self._console.width = usable = max(width - 1, 1)
         with self._console.capture() as captured:
-            self._console.print(self._render(usable), width=usable, overflow="crop", crop=True)
+            self._console.print(self._render(usable), overflow="crop", crop=True)
         return captured.get().splitlines()
 
     def _size(self) -> tuple[int, int]:

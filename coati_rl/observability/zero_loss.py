@@ -44,8 +44,8 @@ def _of_rollouts(record: Record) -> tuple[str, str]:
     groups, gradient = record["groups_total"], record.get("grad_norm") or 0.0
     if record.get("constant_group_fraction") == 1:
         right, wrong = record.get("groups_all_correct", 0), record.get("groups_all_wrong", 0)
-        which = f"all {groups}" if right + wrong == groups else f"of {groups} all that could be compared"
-        equal = f"{which} groups have equal rewards ({right} all right, {wrong} all wrong)"
+        which = f"all {groups} groups" if right + wrong == groups else f"of {groups} groups all that can be compared"
+        equal = f"{which} have equal rewards ({right} all right, {wrong} all wrong)"
         if not gradient:
             return "equal", f"{equal}: nothing to learn from"
         return "equal, other terms", f"{equal}: the gradient (norm {gradient:.2g}) is of other terms than these rewards"

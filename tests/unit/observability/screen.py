@@ -4,9 +4,18 @@ Of the control sequences it knows those that a run sends; another one is an erro
 """
 
 import re
+import time
 import unicodedata
 
 _CODES = re.compile(r"\x1b\[(\d*(?:;\d+)*)([A-Za-z])|(\x1b.?)")
+
+
+def until(is_true, timeout_s=10.0):
+    """Return when a condition holds, which another thread or process brings about."""
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.01)
 
 
 class Screen:
@@ -37,6 +46,15 @@ class Screen:
     def shown(self):
         """Return all lines, without blanks at their ends."""
         return [line.rstrip() for line in self.lines]
+
+    def resize(self, columns):
+        """Break lines anew, as most terminals do, that are longer than the new width; the cursor stays at its text."""
+        before, self.columns, above = self.lines, columns, 0
+        self.lines = []
+        for row, line in enumerate(before):
+            above = len(self.lines) if row == self.row else above
+            self.lines += [line[at : at + columns] for at in range(0, max(len(line), 1), columns)]
+        self.row = above
 
     def _control(self, letter, number, other):
         if letter == "m":

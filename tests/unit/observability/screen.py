@@ -3,7 +3,13 @@
 Of the control sequences it knows those that a run sends; another one is an error, so that no other state is changed.
 """
 
+import fcntl
+import os
+import pty
 import re
+import select
+import struct
+import termios
 import time
 import unicodedata
 
@@ -89,3 +95,30 @@ class Screen:
         self.row += 1
         if self.row == len(self.lines):
             self.lines.append("")
+
+
+class Terminal:
+    """A pseudo-terminal: what is written to `stream` is shown on `screen`."""
+
+    def __init__(self, columns=80, rows=24):
+        self.master, slave = pty.openpty()
+        self.screen = Screen(columns, rows)
+        self.resize(columns, rows)
+        self.stream = os.fdopen(slave, "w", encoding="utf-8")
+        self.bytes = b""
+
+    def resize(self, columns, rows=24):
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        if columns != self.screen.columns:
+            self.screen.resize(columns)
+
+    def read(self, timeout_s=0.0):
+        """Take what was written so far, or is within the time. Returns: the lines that are shown."""
+        while select.select([self.master], [], [], timeout_s)[0]:
+            data = os.read(self.master, 65536)
+            self.bytes += data
+            self.screen.feed(data.decode())
+        return self.screen.shown
+
+    def shows(self, text):
+        return any(text in line for line in self.read())

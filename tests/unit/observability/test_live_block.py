@@ -1,12 +1,8 @@
 """Test a block on a terminal of its own: what is printed above it, new sizes, lost terminals, killed processes."""
 
-import fcntl
 import logging
 import os
-import pty
-import select
 import signal
-import struct
 import subprocess
 import sys
 import termios
@@ -20,37 +16,10 @@ from coati_rl.observability import live_block
 from coati_rl.observability.live_block import LiveBlock
 from coati_rl.observability.progress import ProgressDisplay
 from coati_rl.observability.terminal_streams import can_draw
-from tests.unit.observability.screen import Screen, until
+from tests.unit.observability.screen import Terminal, until
 
 STEP = {"event": "step", "step": 2, "reward_mean": 0.5, "answer_accuracy": 0.25, "loss": 0.1, "step_s": 1.0}
 BLOCK = ["step 2/4 ━", "reward 0.500", "", ""]  # the beginnings of the lines, and the cursor's
-
-
-class Terminal:
-    """A pseudo-terminal: what is written to `stream` is shown on `screen`."""
-
-    def __init__(self, columns=80, rows=24):
-        self.master, slave = pty.openpty()
-        self.screen = Screen(columns, rows)
-        self.resize(columns, rows)
-        self.stream = os.fdopen(slave, "w", encoding="utf-8")
-        self.bytes = b""
-
-    def resize(self, columns, rows=24):
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        if columns != self.screen.columns:
-            self.screen.resize(columns)
-
-    def read(self):
-        """Take what was written so far. Returns: the lines that are shown."""
-        while select.select([self.master], [], [], 0.0)[0]:
-            data = os.read(self.master, 65536)
-            self.bytes += data
-            self.screen.feed(data.decode())
-        return self.screen.shown
-
-    def shows(self, text):
-        return any(text in line for line in self.read())
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from coati_rl.text import both_ends, shown_ends
 _SPEED_S = 3600.0  # of steps that the time left is estimated from; a step may take minutes
 _BAR_WIDTH = 100  # columns of its line at most
 _WAIT_ROWS = 3  # of what the run waits for, at most
+_RESOLUTION = 1e-4  # of figures; smaller differences make no curve
 _GAP = "   "  # between figures
 
 # Figures with a curve, by what a job has: key of the record, name, format.
@@ -120,7 +121,7 @@ class BlockContent:
             curve = self._curves[key]
             if key in record and (curve.last is not None or key in _ALWAYS):
                 value = "-" if curve.last is None else format(curve.last, form)
-                yield f"{name} {value} {sparkline(curve.points(), self._bars)}".rstrip()
+                yield f"{name} {value} {self._drawn(curve)}".rstrip()
         if "tokens_per_s" in record:
             yield f"{record['tokens_per_s']:.0f} tok/s"
         idle = [f"{name} {record[key]:.0%}" for key, name in _IDLE if record.get(key) is not None]
@@ -129,6 +130,9 @@ class BlockContent:
         for key, name, form in _NUMBERS:
             if key in record:
                 yield f"{name} {'-' if record[key] is None else format(record[key], form)}"
+
+    def _drawn(self, curve: Curve) -> str:
+        return sparkline(curve.points(), self._bars, resolution=_RESOLUTION)
 
     def _answer_lines(self, width: int) -> Iterator[Text]:
         answer = self._answer

@@ -8,8 +8,10 @@ frames the cursor is in the first column below the block, so that after the proc
 there. A frame is one write that replaces line by line, so that nothing flickers.
 """
 
+import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,8 +21,11 @@ from rich.text import Text
 
 from coati_rl.observability.terminal_streams import encodable
 
+logger = logging.getLogger(__name__)
+
 _INTERVAL_S = 0.25  # between frames, at least
 _TIME_S = 1.0  # between frames, at most: the block shows time
+_STOPPED_S = 5.0  # without a frame: the process was stopped (Ctrl-Z), and the shell has written below the block
 _END_S = 5.0  # for the last frame; a terminal that takes none for longer is left alone
 _USUAL_SIZE = (80, 24)  # where a terminal does not know its own
 
@@ -36,6 +41,7 @@ class LiveBlock:
         self._shown: list[str] = []  # lines of the block on the screen
         self._width = 0  # of the terminal then
         self._is_lost = False  # the terminal was closed
+        self._is_broken = False  # the block could not be rendered
         self._changed, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -81,14 +87,29 @@ class LiveBlock:
         self._shown, self._width = block, width
 
     def _run(self) -> None:
+        drawn_at = time.monotonic()
         while not self._ended.is_set():
             self._changed.wait(_TIME_S)
             self._changed.clear()
+            if time.monotonic() - drawn_at > _STOPPED_S:
+                self._shown = []
             self.draw()
+            drawn_at = time.monotonic()
             self._ended.wait(_INTERVAL_S)
         self.draw(is_last=True)
 
     def _lines(self, width: int) -> list[str]:
+        """Return the block's lines; none once it could not be rendered: what is printed above it must go on."""
+        if self._is_broken:
+            return []
+        try:
+            return self._rendered(width)
+        except Exception:
+            self._is_broken = True
+            logger.exception("the terminal's block cannot be drawn; lines are printed as they come")
+            return []
+
+    def _rendered(self, width: int) -> list[str]:
         """Return the block's lines, with the terminal's codes for colours, each shorter than a row."""
         self._console.width = usable = max(width - 1, 1)
         with self._console.capture() as captured:

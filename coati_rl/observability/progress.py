@@ -84,9 +84,7 @@ class ProgressDisplay:
     def __exit__(self, *_: object) -> None:
         with self._while_open:
             if self._summary.has_figures:
-                for line in self._summary.lines(self._closing()):
-                    logger.info("%s", line)
-                    self._print(line)
+                self._print_summary()
 
     @property
     def last_step(self) -> int | None:
@@ -116,9 +114,9 @@ class ProgressDisplay:
             return
         if (seconds := round(now - self._reason_since)) > 0:
             text = f"{text} ({seconds} s)"
-        self._content.wait = text
-        if self._block is not None:
+        if self._block is not None and text != self._content.wait:
             self._block.refresh()
+        self._content.wait = text
         is_new = now - self._told_at.get(reason, -REPEAT_S) >= REPEAT_S
         if is_new and now - self._reason_since >= MIN_WAIT_S:
             self._told_at[reason] = now
@@ -141,6 +139,14 @@ class ProgressDisplay:
                 self.print_line(f"warning: {warning}")
         elif (line := event_line(event)) is not None:
             self.print_line(line)
+
+    def _print_summary(self) -> None:
+        closing: Sequence[str] = ()
+        with suppress(OSError):  # the directories of the results cannot be read
+            closing = self._closing()
+        for line in self._summary.lines(closing):
+            logger.info("%s", line)
+            self._print(line)
 
     def _print(self, text: str) -> None:
         if self._block is not None:

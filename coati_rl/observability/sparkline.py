@@ -36,13 +36,13 @@ class Curve:
         return [*self._means, self._sum / self._count] if self._count else list(self._means)
 
 
-def sparkline(points: Sequence[float], bars: str = BARS) -> str:
+def sparkline(points: Sequence[float], bars: str = BARS, *, resolution: float = 0.0) -> str:
     """Return a character a point: the lowest of `bars` for the smallest point, the highest for the largest.
 
-    Nothing for fewer than two points; the lowest for equal ones.
+    Nothing for fewer than two points; the lowest for all that differ by at most `resolution`, which are noise.
     """
     if len(points) < 2:
         return ""
     low, high = min(points), max(points)
-    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
+    scale = (len(bars) - 1) / (high - low) if high - low > resolution else 0.0
     return "".join(bars[round((point - low) * scale)] for point in points)

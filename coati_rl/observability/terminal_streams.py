@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 _PLAIN_TERMS = ("", "dumb", "unknown")
 
@@ -34,6 +34,11 @@ class LinesAbove(io.TextIOBase):
         self._lock = threading.Lock()
 
     @property
+    def buffer(self) -> BinaryIO:
+        """Return the stream's own; what is written there appears within the block until it is drawn again."""
+        return self.stream.buffer
+
+    @property
     def encoding(self) -> str:  # type: ignore[override]
         """Return the stream's encoding."""
         return self.stream.encoding
@@ -47,7 +52,7 @@ class LinesAbove(io.TextIOBase):
         return self.stream.isatty()
 
     def fileno(self) -> int:
-        """Return the stream's file; what is written there appears within the block until it is drawn again."""
+        """Return the stream's file; see `buffer`."""
         return self.stream.fileno()
 
     def write(self, text: str) -> int:
@@ -55,7 +60,7 @@ class LinesAbove(io.TextIOBase):
         with self._lock:
             *lines, self._rest = (self._rest + text).split("\n")
         if lines:
-            self._print_above("\n".join(lines))
+            self._print_above("\n".join(map(_last_state, lines)))
         return len(text)
 
     def end(self) -> None:
@@ -63,7 +68,12 @@ class LinesAbove(io.TextIOBase):
         with self._lock:
             rest, self._rest = self._rest, ""
         if rest:
-            self._print_above(rest)
+            self._print_above(_last_state(rest))
+
+
+def _last_state(line: str) -> str:
+    """Return what a line shows that was written over by carriage returns, as progress bars do."""
+    return line.rstrip("\r").rpartition("\r")[2]
 
 
 @contextmanager

@@ -162,6 +162,42 @@ def test_a_closed_terminal_stops_nothing(terminal, display):
         display.show(STEP)
 
 
+def test_a_block_that_cannot_be_rendered_stops_no_line(terminal, caplog):
+    def render(width):
+        raise ZeroDivisionError("a fault of ours")
+
+    block = LiveBlock(Console(file=terminal.stream), render)
+    for number in (1, 2):
+        block.print_above(f"line {number}")
+        block.draw()
+    assert terminal.read() == ["line 1", "line 2", ""]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the terminal's block cannot be drawn; lines are printed as they come"
+    ]
+
+
+def test_after_a_stop_the_block_is_drawn_below_what_the_shell_has_written(terminal, monkeypatch):
+    monkeypatch.setattr(live_block, "_STOPPED_S", 0.3)
+    monkeypatch.setattr(live_block, "_TIME_S", 0.5)  # as long as a stop
+    block = LiveBlock(Console(file=terminal.stream), lambda width: Text(f"block {time.monotonic()}"))
+    block.draw()
+    terminal.stream.write("^Z\n[1]+  Stopped\n$ fg\n")
+    terminal.stream.flush()
+    block.start()
+    until(lambda: sum(line.startswith("block") for line in terminal.read()) == 2)
+    block.stop()
+    assert terminal.read()[1:4] == ["^Z", "[1]+  Stopped", "$ fg"]
+
+
+def test_a_progress_bar_of_a_library_is_a_line_of_its_last_state(terminal, display, as_output):
+    as_output()
+    with display:
+        for share in (0, 50, 100):
+            sys.stderr.write(f"\rwriting: {share}%")
+        sys.stderr.write("\r\n")
+    assert terminal.read()[0] == "writing: 100%"
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_what_kills_a_process_leaves_the_cursor_below_the_block(terminal, number):
     program = (

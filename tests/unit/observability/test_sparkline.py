@@ -16,6 +16,7 @@ def test_the_smallest_point_is_the_lowest_bar_and_the_largest_the_highest():
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([1.0, 0.0], ASCII_BARS) == "#_"
     assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([1e-9, -2e-9, 9e-5], resolution=1e-4) == "▁▁▁", "rounding is no curve"
     assert sparkline([1.0]) == sparkline([]) == "", "one point is no curve"
 
 

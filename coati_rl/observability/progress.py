@@ -100,13 +100,15 @@ class ProgressDisplay:
                 self._content.recall(event)
 
     def print_line(self, text: str) -> None:
-        """Print a permanent line, and log it; ignore a closed terminal or a full disk."""
+        """Print a permanent line, and log it, `printable`; ignore a closed terminal or a full disk."""
+        text = printable(text)
         self._shown_at, self._content.wait = self._now(), ""
         logger.info("%s", text)
         self._print(text)
 
     def show_wait(self, text: str) -> None:
         """Take what the run does and waits for, and show it if no other line was shown for a while."""
+        text = printable(text)
         now, reason = self._now(), _NUMBERS.sub(" #", text)
         if reason != self._reason:
             self._reason, self._reason_since = reason, now
@@ -133,8 +135,8 @@ class ProgressDisplay:
         self._summary.add(event)
         if event["event"] == "step":
             self._show_step(event)
-            for line in filter(None, [self._zero_loss.line(event)]):
-                self.print_line(line)
+            if (why := self._zero_loss.line(event)) is not None:
+                self.print_line(why)
             for warning in self._watch.warnings(event):
                 self.print_line(f"warning: {warning}")
         elif (line := event_line(event)) is not None:
@@ -150,9 +152,9 @@ class ProgressDisplay:
 
     def _print(self, text: str) -> None:
         if self._block is not None:
-            self._block.print_above(printable(text))
+            self._block.print_above(text)
             return
-        shown = encodable(printable(text), self._console.encoding)
+        shown = encodable(text, self._console.encoding)
         with suppress(OSError):
             self._console.print(shown, highlight=False, markup=False, soft_wrap=True)
 

@@ -25,11 +25,14 @@ def encodable(text: str, encoding: str) -> str:
 
 
 class LinesAbove(io.TextIOBase):
-    """Stand in for a stream to the terminal while the block is there: what is written is printed above it, by lines."""
+    """Stand in for a stream to the terminal while the block is there: what is written is printed above it, by lines.
+
+    A logging handler that was made meanwhile keeps it: after its end it writes to the stream.
+    """
 
     def __init__(self, stream: TextIO, print_above: Callable[[str], None]) -> None:
         self.stream = stream
-        self._print_above = print_above
+        self._print_above: Callable[[str], None] | None = print_above
         self._rest = ""  # of a line that has not ended
         self._lock = threading.Lock()
 
@@ -57,18 +60,29 @@ class LinesAbove(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Print the lines that are complete."""
+        lines: list[str] = []
         with self._lock:
-            *lines, self._rest = (self._rest + text).split("\n")
+            print_above = self._print_above
+            if print_above is not None:
+                *lines, self._rest = (self._rest + text).split("\n")
+        if print_above is None:
+            return self.stream.write(text)
         if lines:
-            self._print_above("\n".join(map(_last_state, lines)))
+            print_above("\n".join(map(_last_state, lines)))
         return len(text)
 
+    def flush(self) -> None:
+        """Flush the stream, once it is written to."""
+        if self._print_above is None:
+            self.stream.flush()
+
     def end(self) -> None:
-        """Print what is left of a line."""
+        """Print what is left of a line, and let further text through."""
         with self._lock:
             rest, self._rest = self._rest, ""
-        if rest:
-            self._print_above(_last_state(rest))
+            print_above, self._print_above = self._print_above, None
+        if rest and print_above is not None:
+            print_above(_last_state(rest))
 
 
 def _last_state(line: str) -> str:

@@ -3,7 +3,6 @@
 The part of a test's name before two underscores is the field (see test_flags.py).
 """
 
-import json
 import os
 import signal
 import socket
@@ -21,7 +20,6 @@ from coati_rl.coordinator.settings import coordinator_settings
 from coati_rl.driver import launch
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.observability.phases import Phase
-from coati_rl.observability.sinks import open_sinks
 from coati_rl.processes.actor_classes import ActorClasses
 from coati_rl.processes.actor_process import ActorContext
 from coati_rl.processes.exit_messages import read_note
@@ -177,44 +175,6 @@ def test_project__names_the_run_directory(monkeypatch, small_run, tmp_path):
     monkeypatch.chdir(tmp_path)
     paths = [make_run_dir(build_config(small_run | {"project": project})).run_dir for project in ("GRPO", "mine")]
     assert paths == [tmp_path / "runs/GRPO", tmp_path / "runs/mine"]
-
-
-def test_wandb__adds_a_sink(monkeypatch, config_with, tmp_path):
-    monkeypatch.setattr("coati_rl.observability.sinks.WandbSink", lambda config, run_dir: "wandb")
-    sinks = open_sinks(config_with(), tmp_path), open_sinks(config_with(wandb=True), tmp_path)
-    assert [len(some) for some in sinks] == [2, 3]
-    assert sinks[1][2] == "wandb"
-    for sink in (*sinks[0], *sinks[1][:2]):
-        sink.close()
-
-
-def test_plain__writes_lines_at_a_terminal_too(monkeypatch, prepare_with, tmp_path):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    paths = SimpleNamespace(checkpoints=tmp_path, rollouts=tmp_path, run_dir=tmp_path)
-    for plain in (False, True):
-        master, slave = os.openpty()
-        with open(slave, "w") as stream:
-            monkeypatch.setattr(launch.sys, "stdout", stream)
-            with launch._display(prepare_with(plain=plain), paths) as display:
-                display.print_line("a line")
-            stream.flush()
-            written = os.read(master, 4096)
-        os.close(master)
-        assert (written == b"a line\r\n") is plain and b"a line\r\n" in written
-
-
-def test_answer_interval__is_the_steps_between_answers_that_are_shown(prepare_with, tmp_path):
-    answer = {"prompt": "1 + 1?", "response": "2", "gt_answer": "2", "reward": 1.0, "verdict": "ok"}
-    paths = SimpleNamespace(rollouts=tmp_path)
-    (tmp_path / "steps-000001-000100.jsonl").touch()
-    for interval, expected in ((2, [1, 2, 4]), (-1, [])):
-        reader, shown = launch._answers(prepare_with(answer_interval=interval).config, paths, 0), []
-        for step in (1, 2, 3, 4):
-            with (tmp_path / "steps-000001-000100.jsonl").open("a") as file:
-                file.write(json.dumps({"step": step, **answer}) + "\n")
-            shown += [step] if reader.take(step) else []
-        assert shown == expected
 
 
 @pytest.fixture

@@ -82,6 +82,14 @@ def test_a_part_of_a_line_is_printed_at_the_end(terminal, display, as_output):
     assert terminal.read()[0] == "no end of line"
 
 
+def test_a_handler_of_logs_that_is_made_meanwhile_goes_on_afterwards(terminal, display, as_output):
+    as_output()
+    with display:
+        handler = logging.StreamHandler()
+    handler.handle(logging.makeLogRecord({"msg": "a log"}))
+    assert terminal.read()[0] == "a log"
+
+
 def test_a_block_follows_the_width_of_its_terminal_and_leaves_nothing_behind(terminal, display):
     terminal.resize(120)
     with display:

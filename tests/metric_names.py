@@ -14,7 +14,8 @@ OURS = [
     "step_s", "trainer_idle_fraction", "producer_idle_fraction", "logprob_gap_tokens", "samples_computed",
     "logprob_rounding_mean", "logprob_rounding_rms", "logprob_rounding_tokens", "logprob_shift_mean",
     "kl_coeff", "entropy_coeff", "masked_token_fraction",
-    "reward_std", "constant_group_fraction", "response_tokens_max", "distinct_response_fraction",
+    "reward_std", "constant_group_fraction", "groups_all_correct", "groups_all_wrong",
+    "response_tokens_max", "distinct_response_fraction",
     "baseline_reward_mean",
 ]  # fmt: skip
 ROLLOUT_RUN = frozenset({*CONTRACT, *OURS})

@@ -21,6 +21,11 @@ class RunConfig(TrainingRunConfig):
     rollout_detail: RolloutDetail = execution(
         "full", "Rollouts with token ids, log-probabilities and versions, so that a step can be recomputed, or without."
     )
+    answer_interval: int = execution(
+        10,
+        "Optimizer steps between sampled answers in the terminal's block, TensorBoard and W&B; the first step has one, "
+        "too; -1 is off.",
+    )
     max_failure_rate: float = execution(
         0.1, "Share of failed or undecidable samples, over a step, past which the run stops.", ge=0, le=1
     )

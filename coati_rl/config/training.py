@@ -123,10 +123,13 @@ class TrainingRunConfig(Section):
         False, "Write a torch profiler trace of one training step per trainer.", spelling="--enable_profiling"
     )
     wandb: bool = execution(False, "Log to Weights & Biases too.")
+    plain: bool = execution(
+        False, "Plain lines at a terminal, too, without the live block; so do NO_COLOR=1 and TERM=dumb."
+    )
 
     @model_validator(mode="after")
     def _interval_is_positive_or_off(self) -> Self:
-        for name in ("eval_interval", "save_interval"):
+        for name in (name for name in type(self).model_fields if name.endswith("_interval")):
             value = getattr(self, name)
             if value == 0 or value < -1:
                 raise ValueError(f"--{name.replace('_', '-')} {value}: use a positive number of steps, or -1 for off")

@@ -56,11 +56,14 @@ def _spread(came_in: Sequence[RolloutGroup]) -> dict[str, float | int | None]:
     """Return how much rewards and responses differ, by which a signal that is gone or a collapsed policy is noticed."""
     rewards = [_valid_rewards(group) for group in came_in]
     compared = [each for each in rewards if len(each) > 1]
+    correct = [each for group in came_in if len(each := _valid_correct(group)) > 1]
     valid = np.concatenate(rewards)
     sampled = [tokens for group in came_in for tokens in _sampled_tokens(group)]
     return {
         "reward_std": _std(valid) if len(valid) else None,
         "constant_group_fraction": float(np.mean([np.ptp(each) == 0 for each in compared])) if compared else None,
+        "groups_all_correct": sum(map(all, correct)),
+        "groups_all_wrong": sum(not any(each) for each in correct),
         "response_tokens_max": max(map(len, sampled)),
         "distinct_response_fraction": len({tokens.tobytes() for tokens in sampled}) / len(sampled),
     }
@@ -81,6 +84,11 @@ def _valid_rewards(group: RolloutGroup) -> np.ndarray:
     """Return float64[V], the rewards of the valid samples."""
     rewards = np.array([score.reward for score in group.scores], dtype=np.float64)
     return np.compress(is_valid(group), rewards)
+
+
+def _valid_correct(group: RolloutGroup) -> list[bool]:
+    """Return whether the answer of each valid sample is correct."""
+    return [score.answer_correct for score, valid in zip(group.scores, is_valid(group).tolist(), strict=True) if valid]
 
 
 def _sampled_tokens(group: RolloutGroup) -> list[np.ndarray]:

@@ -21,6 +21,8 @@ _OF_THE_BATCH = ("samples_in_loss", "samples_computed", "staleness_mean", "stale
 _COUNTED_ONCE = (
     "groups_total",
     "groups_filtered",
+    "groups_all_correct",
+    "groups_all_wrong",
     "samples_failed",
     "samples_invalid",
     "num_prompt_tokens",

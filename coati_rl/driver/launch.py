@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,16 @@ from coati_rl.checkpoint.resumed_run import ResumedRun
 from coati_rl.config.thresholds import common_threshold
 from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import disk_errors, disk_problem
+from coati_rl.driver.closing import closing_lines
+from coati_rl.driver.event_recorder import EventRecorder
+from coati_rl.driver.loading import LoadingLines
 from coati_rl.driver.supervisor import Supervisor
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.observability.progress import ProgressDisplay
-from coati_rl.observability.records import evaluation_metrics, events_in
+from coati_rl.observability.records import events_in
+from coati_rl.observability.sampled_answer import AnswerReader
 from coati_rl.observability.sinks import METRICS, JsonlSink, Sink, open_sinks
+from coati_rl.observability.terminal_streams import can_draw
 from coati_rl.observability.timeline import Timeline
 from coati_rl.observability.trace_file import merged_at_exit
 from coati_rl.preflight.prepared import PreparedJob
@@ -55,23 +61,32 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
             locked(paths.run_dir),
             merged_at_exit(paths.run_dir),  # after all writers have ended
             closing(Timeline(paths.run_dir / "timeline", "driver")) as timeline,
-            _display(prepared) as display,
+            _display(prepared, paths) as display,
             _place_of(prepared)(prepared, paths, classes, scratch=scratch, on_status=display.show_wait) as make_actors,
         ):
             display.print_line(f"run directory {paths.run_dir}")
             if prepared.resume is not None:
                 display.recall(events_in(paths.run_dir / METRICS, paths.evaluation))
                 _report_resumption(prepared.resume, display)
+            loading = LoadingLines(config)
+            recorder = EventRecorder(
+                display=display,
+                loading=loading,
+                sinks=sinks,
+                syncs=syncs,
+                answers=_answers(config, paths, first_step),
+            )
             actors = make_actors()
             supervisor = Supervisor(
                 actors,
-                lambda event: _record(_with_timeline_event(event, timeline, log), display, sinks, syncs),
+                lambda event: recorder.record(_with_timeline_event(event, timeline, log)),
                 num_producers=config.num_producers,
                 stall_timeout_s=config.cluster.stall_timeout_s,
                 on_status=display.show_wait,
             )
             try:
-                actors.start(display.show_wait)
+                actors.start(lambda text: display.show_wait(loading.with_model(text)))
+                display.print_line(loading.trainers())
                 _watch(supervisor, config)
                 _report_data_ended(config, display)
             finally:
@@ -83,9 +98,19 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
     return paths
 
 
-def _display(prepared: PreparedJob) -> ProgressDisplay:
-    first_step = prepared.resume.step if prepared.resume else 0
-    return ProgressDisplay(prepared.plan.num_steps, first_step=first_step, threshold=common_threshold(prepared.config))
+def _display(prepared: PreparedJob, paths: RunPaths) -> ProgressDisplay:
+    return ProgressDisplay(
+        prepared.plan.num_steps,
+        first_step=prepared.resume.step if prepared.resume else 0,
+        threshold=common_threshold(prepared.config),
+        is_plain=prepared.config.run.plain or not can_draw(sys.stdout),
+        closing=partial(closing_lines, prepared.config, paths),
+    )
+
+
+def _answers(config: TrainingConfig, paths: RunPaths, first_step: int) -> AnswerReader:
+    every = getattr(config.run, "answer_interval", -1)  # a job on a dataset has none
+    return AnswerReader(paths.rollouts, every=every if every > 0 else None, first_step=first_step)
 
 
 def _place_of(prepared: PreparedJob) -> Callable[..., AbstractContextManager[Callable[[], Any]]]:
@@ -208,19 +233,3 @@ def _with_timeline_event(event: dict[str, Any], timeline: Timeline, log: _LogFil
     names = ("step", "policy_version", "producer", "uid", "task", "cause")
     timeline.instant(event["event"], **{name: event[name] for name in names if name in event})
     return event
-
-
-def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink], syncs: Sink) -> None:
-    if event["event"] == "step":
-        record = {key: value for key, value in event.items() if key != "event"}
-        for sink in sinks:
-            sink.write(event["step"], record)
-    elif event["event"] == "evaluation":
-        for sink in sinks[1:]:  # metrics.jsonl is one object per optimizer step; evaluations have their own file
-            sink.write(event["step"], evaluation_metrics({**event, **event.get("metrics", {})}))
-    elif event["event"] == "sync" and event["producers"]:  # else it failed, and is repeated
-        fields = ("producers", "seconds", "digest", "identity", "bytes", "commit_s", "probe_gap_mean", "probe_gap_max")
-        syncs.write(
-            event["policy_version"], {"step": event["policy_version"], **{name: event[name] for name in fields}}
-        )
-    display.show(event)

@@ -22,6 +22,12 @@ _STEPS_PER_FILE = 100
 NO_IDENTITIES: Mapping[int, str] = MappingProxyType({})
 
 
+def rollout_file(directory: Path, step: int) -> Path:
+    """Return the file that has the rollouts of an optimizer step, from 1."""
+    first = (step - 1) // _STEPS_PER_FILE * _STEPS_PER_FILE + 1
+    return directory / f"steps-{first:06d}-{first + _STEPS_PER_FILE - 1:06d}.jsonl"
+
+
 class RolloutRecorder:
     """Append the groups of each optimizer step."""
 
@@ -47,8 +53,7 @@ class RolloutRecorder:
             identities: of weights, by policy version.
         Raises: RunError if the file cannot be written.
         """
-        first = (step - 1) // _STEPS_PER_FILE * _STEPS_PER_FILE + 1
-        path = self._directory / f"steps-{first:06d}-{first + _STEPS_PER_FILE - 1:06d}.jsonl"
+        path = rollout_file(self._directory, step)
         with disk_errors(path):
             self._directory.mkdir(parents=True, exist_ok=True)
             # Half of a surrogate pair, from an environment or an agent, becomes its JSON escape.

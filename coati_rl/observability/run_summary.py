@@ -1,19 +1,19 @@
 """Sum a run up at its end: the first, the best and the last value of its main figures, and the minutes of each phase.
 
-Input: the events of steps and evaluations, in order. Output: a table for a terminal, and plain lines for others and the
-log. Jobs with producers show rewards and accuracies, jobs on a dataset losses.
+Input: the events of steps and evaluations, in order. Output: lines for a terminal and the log. Jobs with producers show
+rewards and accuracies, jobs on a dataset losses.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from coati_rl.observability.records import evaluation_metrics
+from coati_rl.text import count
 
-_HEADINGS = ("", "first", "best", "of step", "last")
+MAX_LINES = 10
+
+_HEADINGS = ("first", "best", "of step", "last")
 _SMALLEST = ("loss", "perplexity", "kl", "kl_mean")  # figures whose best value is the smallest, by their last words
 # Of a step's record, and what it is called; of a job without producers the losses and what is like an accuracy.
 _OF_ROLLOUTS = {"reward_mean": "reward", "answer_accuracy": "accuracy", "teacher_kl_mean": "teacher KL"}
@@ -86,24 +86,29 @@ class RunSummary:
         parts = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in phases.items())
         return f"minutes: {whole / 60:.1f} in all; {parts}"
 
-    def lines(self) -> list[str]:
-        """Return the table as plain lines of aligned columns."""
-        rows: Sequence[tuple[str, ...]] = [_HEADINGS, *self.rows()]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-        shown = [
+    def lines(self, closing: Sequence[str] = ()) -> list[str]:
+        """Return at most MAX_LINES lines: a table of aligned columns, the minutes, and `closing`.
+
+        Where the table has more rows than there is room for, evaluations beyond those are left out.
+        """
+        shown = self._chosen(MAX_LINES - 2 - len(closing))
+        rows: Sequence[tuple[str, ...]] = [(self._steps(), *_HEADINGS), *shown]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        table = [
             "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])  # numbers end below each other
             for row in rows
         ]
-        return [*shown, self.minutes()]
+        return [*table, self.minutes(), *closing]
 
-    def table(self) -> Table:
-        """Return the table for a terminal."""
-        table = Table(box=SIMPLE_HEAD, caption=self.minutes(), caption_justify="left")
-        for name in _HEADINGS:
-            table.add_column(name, justify="right" if name else "left")
-        for row in self.rows():
-            table.add_row(*row)
-        return table
+    def _steps(self) -> str:
+        return "" if self.last_step is None else count(self.last_step, "step")
+
+    def _chosen(self, number: int) -> list[tuple[str, ...]]:
+        """Return at most `number` rows, in order."""
+        rows = self.rows()
+        sets = [row for row in rows if row[0].startswith("eval/")]
+        left_out = sets[max(number - (len(rows) - len(sets)), 0) :]
+        return [row for row in rows if row not in left_out][:number]
 
     def _is_accuracy(self, name: str) -> bool:
         """Return True for an evaluation's mean reward that is its accuracy, as of rewards 1 and 0."""

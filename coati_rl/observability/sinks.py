@@ -1,9 +1,10 @@
-"""Write step records to metrics.jsonl and TensorBoard files, and with --wandb to Weights & Biases."""
+"""Write step records and sampled answers to metrics.jsonl, TensorBoard files, and with --wandb to Weights & Biases."""
 
 import json
 import logging
 import math
 import os
+import secrets
 import socket
 import time
 from contextlib import suppress
@@ -13,18 +14,24 @@ from typing import Any, Protocol
 from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import disk_errors
 from coati_rl.errors import ConfigError
+from coati_rl.observability.sampled_answer import SampledAnswer
 from coati_rl.observability.tensorboard_tags import tag_of
 
 logger = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"  # in the run directory
+_WANDB_ID = "wandb-id.txt"  # there, too
+_ANSWERS = "sampled_answer"  # a chart's tag
 
 
 class Sink(Protocol):
-    """Write complete records of numbers. Both methods raise RunError if the file cannot be written."""
+    """Write complete records of numbers, and answers. All methods raise RunError if the file cannot be written."""
 
     def write(self, step: int, record: dict[str, Any]) -> None:
         """Write one record."""
+
+    def write_answer(self, step: int, answer: SampledAnswer) -> None:
+        """Write an answer that is shown with the record of a step."""
 
     def close(self) -> None:
         """Flush and close."""
@@ -55,6 +62,9 @@ class JsonlSink:
                 with suppress(OSError):
                     os.truncate(self._file.fileno(), size)
                 raise
+
+    def write_answer(self, step: int, answer: SampledAnswer) -> None:
+        """Do nothing: rollouts have files of their own."""
 
     def close(self) -> None:
         """Close the file."""
@@ -89,6 +99,20 @@ class TensorBoardSink:
         values = [Summary.Value(tag=tag_of(key), simple_value=value) for key, value in numbers.items()]
         self._add(step=step, summary=Summary(value=values))
 
+    def write_answer(self, step: int, answer: SampledAnswer) -> None:
+        """Add the answer as text, which TensorBoard renders as Markdown: its lines are those of a code block."""
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+
+        text = "\n".join(f"{name}: {value}" for name, value in answer.fields().items())
+        block = "".join(f"    {line}\n" for line in text.split("\n")).encode()
+        value = Summary.Value(
+            tag=f"rollouts/{_ANSWERS}",
+            metadata=SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text")),
+            tensor=TensorProto(dtype="DT_STRING", string_val=[block]),
+        )
+        self._add(step=step, summary=Summary(value=[value]))
+
     def close(self) -> None:
         """Close the file."""
         with disk_errors(self._path):
@@ -103,16 +127,22 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """Log to a run in the user's W&B project."""
+    """Log to a run in the user's W&B project; one that goes on in its directory goes on there, by its id."""
 
     def __init__(self, config: TrainingConfig, run_dir: Path) -> None:
         try:
             import wandb
         except ImportError as error:
             raise ConfigError("--wandb: the package wandb is not installed; pip install wandb") from error
+        self._table = wandb.Table
         try:
             self._run = wandb.init(
-                project=config.run.project, name=run_dir.name, dir=str(run_dir), config=config.flat("json")
+                project=config.run.project,
+                name=run_dir.name,
+                dir=str(run_dir),
+                config=config.flat("json"),
+                id=_wandb_id(run_dir / _WANDB_ID),
+                resume="allow",
             )
         except wandb.errors.Error as error:
             message = " ".join(str(error).split())
@@ -124,9 +154,22 @@ class WandbSink:
         """Log the record's numbers."""
         self._run.log({"step": step} | {key: value for key, value in record.items() if value is not None})
 
+    def write_answer(self, step: int, answer: SampledAnswer) -> None:
+        """Log the answer as a table of one row; W&B shows those of all steps by its slider."""
+        fields = answer.fields()
+        self._run.log({"step": step, _ANSWERS: self._table(columns=[*fields], data=[[*fields.values()]])})
+
     def close(self) -> None:
         """Finish the run."""
         self._run.finish()
+
+
+def _wandb_id(path: Path) -> str:
+    """Return the id in a file of the run directory, which is made with a new one at the run's beginning."""
+    with disk_errors(path):
+        if not path.is_file():
+            path.write_text(f"{secrets.token_hex(4)}\n", encoding="ascii")
+        return path.read_text(encoding="ascii").strip()
 
 
 def open_sinks(config: TrainingConfig, run_dir: Path, *, first_step: int = 0) -> list[Sink]:

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -10,23 +9,9 @@ from pathlib import Path
 from coati_rl.errors import CoatiError, ConfigError
 from coati_rl.run_reader.rollout import Rollout
 from coati_rl.run_reader.run_directory import RunDirectory
-from coati_rl.text import count, shorten
+from coati_rl.text import count, printable, shorten
 
 _PROG = "coati-rl show"
-_SEPARATORS = {"Zl", "Zp"}  # Unicode categories of line and paragraph separators
-_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn"}  # of what a terminal acts on, reorders text by, or does not show
-
-
-def printable(text: str) -> str:
-    """Return text whose control, format and other hidden characters are escapes, but for line feeds and tabs.
-
-    What a model has said must not move a terminal's cursor, or reorder what a person reads.
-    """
-    return "".join(each if _is_shown(each) else each.encode("unicode_escape").decode() for each in text)
-
-
-def _is_shown(character: str) -> bool:
-    return character in "\n\t" or unicodedata.category(character) not in _HIDDEN | _SEPARATORS
 
 
 def choose(group: Sequence[Rollout], number: int) -> list[Rollout]:

@@ -1,4 +1,4 @@
-"""Test which events become records, and where they go."""
+"""Test what ends a run, and what is said of one that ends early."""
 
 import time
 from contextlib import closing
@@ -9,7 +9,7 @@ import pytest
 from coati_rl.config import Config
 from coati_rl.driver import launch
 from coati_rl.driver.command import plan_or_launch
-from coati_rl.driver.launch import _driver_log, _record, _report_data_ended, _with_timeline_event
+from coati_rl.driver.launch import _driver_log, _report_data_ended, _with_timeline_event
 from coati_rl.errors import RunError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.preflight.prepared import PreparedJob
@@ -32,54 +32,6 @@ def test_a_full_disk_under_timeline_or_log_ends_the_run_with_the_next_event(tmp_
                 assert _with_timeline_event(event, timeline, log) == event
                 time.sleep(0.05)
     assert capsys.readouterr().err == "", "logging prints a traceback of its own, unless told not to"
-
-
-class Notes:
-    """A sink and a display at once."""
-
-    def __init__(self):
-        self.written = []
-        self.shown = []
-
-    def write(self, step, record):
-        self.written.append((step, record))
-
-    def show(self, event):
-        self.shown.append(event)
-
-
-def recorded(event):
-    """Return the records of an event in metrics.jsonl, TensorBoard and syncs.jsonl."""
-    display, jsonl, tensorboard, syncs = Notes(), Notes(), Notes(), Notes()
-    _record(event, display, [jsonl, tensorboard], syncs)
-    assert len(display.shown) == 1
-    return jsonl.written, tensorboard.written, syncs.written
-
-
-def test_a_step_is_the_same_record_in_every_sink():
-    jsonl, tensorboard, syncs = recorded({"event": "step", "step": 3, "loss": 0.5})
-    assert jsonl == tensorboard
-    assert syncs == []
-    ((step, record),) = jsonl
-    assert (step, record) == (3, {"step": 3, "loss": 0.5})
-
-
-def test_an_evaluation_is_a_curve_but_no_line_of_metrics_jsonl():
-    jsonl, tensorboard, syncs = recorded({"event": "evaluation", "step": 4, "task": "math", "accuracy": 0.75})
-    assert jsonl == syncs == []
-    assert tensorboard == [(4, {"eval/math/accuracy": 0.75})]
-
-
-def test_a_weight_sync_is_a_line_of_syncs_jsonl():
-    details = {"producers": [0, 2], "seconds": 0.5, "digest": "a1", "identity": "b2", "bytes": 640}
-    details |= {"commit_s": 0.02, "probe_gap_mean": 1e-7, "probe_gap_max": 3e-7}
-    jsonl, tensorboard, syncs = recorded({"event": "sync", "policy_version": 4, **details})
-    assert jsonl == tensorboard == []
-    assert syncs == [(4, {"step": 4, **details})]
-
-
-def test_other_events_are_shown_only():
-    assert recorded({"event": "checkpoint", "step": 4, "path": "p"}) == ([], [], [])
 
 
 @pytest.mark.parametrize(

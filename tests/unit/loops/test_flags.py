@@ -20,6 +20,7 @@ from tests.unit.loops import (
     test_flags_of_ray,
     test_flags_of_rewards,
     test_flags_of_the_cluster,
+    test_flags_of_the_terminal,
     test_logprob_gap,
     test_tasks,
 )
@@ -222,6 +223,7 @@ ELSEWHERE = {  # fields that act on Ray and on processes, or end a run, each in 
     for module in (
         test_flags_of_adapters,
         test_flags_of_the_cluster,
+        test_flags_of_the_terminal,
         test_flags_of_ray,
         test_flags_of_rewards,
         test_flags_of_engines,

@@ -20,7 +20,6 @@ from coati_rl.coordinator.settings import coordinator_settings
 from coati_rl.driver import launch
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.observability.phases import Phase
-from coati_rl.observability.sinks import open_sinks
 from coati_rl.processes.actor_classes import ActorClasses
 from coati_rl.processes.actor_process import ActorContext
 from coati_rl.processes.exit_messages import read_note
@@ -176,15 +175,6 @@ def test_project__names_the_run_directory(monkeypatch, small_run, tmp_path):
     monkeypatch.chdir(tmp_path)
     paths = [make_run_dir(build_config(small_run | {"project": project})).run_dir for project in ("GRPO", "mine")]
     assert paths == [tmp_path / "runs/GRPO", tmp_path / "runs/mine"]
-
-
-def test_wandb__adds_a_sink(monkeypatch, config_with, tmp_path):
-    monkeypatch.setattr("coati_rl.observability.sinks.WandbSink", lambda config, run_dir: "wandb")
-    sinks = open_sinks(config_with(), tmp_path), open_sinks(config_with(wandb=True), tmp_path)
-    assert [len(some) for some in sinks] == [2, 3]
-    assert sinks[1][2] == "wandb"
-    for sink in (*sinks[0], *sinks[1][:2]):
-        sink.close()
 
 
 @pytest.fixture

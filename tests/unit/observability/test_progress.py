@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from coati_rl.observability.progress import ProgressDisplay
+from tests.unit.observability.screen import Screen, until
 
 STEP = {
     "event": "step",
@@ -26,12 +27,19 @@ class Clock:
         return self.now
 
 
+def shown_of(text):
+    """Return the lines that a terminal shows, which begins a line at a line feed."""
+    screen = Screen(160)
+    screen.feed(text.getvalue().replace("\n", "\r\n"))
+    return [line for line in screen.shown if line]
+
+
 @pytest.fixture
 def display_on():
-    def make(*, terminal, num_steps=4):
+    def make(*, terminal, num_steps=4, **options):
         text = io.StringIO()
         console = Console(file=text, force_terminal=terminal, width=160, color_system=None)
-        return ProgressDisplay(num_steps, console), text
+        return ProgressDisplay(num_steps, console, **options), text
 
     return make
 
@@ -132,49 +140,12 @@ def test_on_a_terminal_steps_move_a_bar_and_other_events_stay_above_it(display_o
     with display:
         display.show(STEP)
         display.show({"event": "checkpoint", "step": 2, "path": "there"})
-    shown = text.getvalue()
-    assert "step 2/4" in shown
-    assert "reward 0.500  accuracy 0.250" in shown and "200 tok/s  staleness 1.00" in shown
-    assert "step 2: checkpoint there" in shown
-
-
-def screen(display, console):
-    """Return the lines that a terminal shows below the permanent ones."""
-    with console.capture() as captured:
-        console.print(display._render())
-    return captured.get().splitlines()
-
-
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_step_bar_and_the_time_left_fit_into_a_narrow_terminal(width):
-    clock = Clock()
-    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
-    display = ProgressDisplay(10, console, now=clock)
-    for step in (1, 2, 3):
-        clock.now += 600.0  # of steps of ten minutes, too, the time left is known
-        display.show({**STEP, "step": step})
-    display.show_wait("a reason")
-    bar, *numbers = screen(display, console)
-    assert len(bar) <= width
-    assert bar.startswith("step 3/10 ") and "━━━" in bar and "0:30:00" in bar
-    assert bar.rstrip().endswith("left 1:10:00"), "7 steps of 600 s"
-    text = " ".join(" ".join(numbers).split())
-    assert text == "reward 0.500 accuracy 0.250 loss +0.1000 200 tok/s staleness 1.00 gap -"
-
-
-def test_the_bar_of_a_resumed_run_begins_where_it_goes_on():
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=160, color_system=None)
-    with ProgressDisplay(4, console, first_step=3):
-        pass
-    assert "step 3/4" in text.getvalue()
-
-
-def test_a_run_of_unknown_length_is_shown_too(display_on):
-    display, text = display_on(terminal=True, num_steps=None)
-    with display:
-        display.show(STEP)
-    assert "step 2 " in text.getvalue()
+        until(lambda: "there" in text.getvalue() and "reward" in text.getvalue())
+        checkpoint, bar, figures, *_ = shown_of(text)
+    assert checkpoint == "step 2: checkpoint there" and bar.startswith("step 2/4 ━")
+    assert figures.startswith("reward 0.500   accuracy 0.250   loss +0.1000   200 tok/s   staleness 1.00   gap -")
+    after = shown_of(text)
+    assert after[0] == checkpoint and not any("━" in line for line in after), "the block is gone"
 
 
 def test_a_long_line_is_not_broken_where_there_is_no_terminal(display_on):
@@ -213,7 +184,7 @@ def test_every_step_is_in_the_log_and_without_a_terminal_at_most_one_a_second_is
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_run_ends_with_its_figures_on_the_screen_and_in_the_log(display_on, caplog, terminal):
-    display, text = display_on(terminal=terminal)
+    display, text = display_on(terminal=terminal, closing=lambda: ["checkpoint: runs/a/checkpoints/step-2"])
     with caplog.at_level("INFO", logger="coati_rl.observability.progress"), display:
         display.show({**STEP, "step": 1, "reward_mean": 0.25})
         display.show(STEP)
@@ -221,6 +192,7 @@ def test_a_run_ends_with_its_figures_on_the_screen_and_in_the_log(display_on, ca
     assert "reward     0.25   0.5        2   0.5" in logged
     words = " ".join(text.getvalue().split())
     assert "reward 0.25 0.5 2 0.5" in words and "in all; starting 0.0, waiting for work 0.0, training" in words
+    assert "checkpoint: runs/a/checkpoints/step-2" in words
 
 
 def test_a_run_that_failed_before_its_first_step_has_no_figures(display_on):
@@ -228,6 +200,30 @@ def test_a_run_that_failed_before_its_first_step_has_no_figures(display_on):
     with display:
         display.print_line("run directory runs/GRPO")
     assert text.getvalue() == "run directory runs/GRPO\n"
+
+
+def test_why_a_loss_is_0_is_a_line_once(display_on):
+    display, text = display_on(terminal=False)
+    for step in (1, 2):
+        equal = {"constant_group_fraction": 1.0, "groups_total": 8, "groups_all_correct": 5, "groups_all_wrong": 3}
+        display.show({**STEP, "step": step, "loss": 0.0, "grad_norm": 0.0, **equal})
+    told = [line for line in text.getvalue().splitlines() if "equal rewards" in line]
+    assert told == [
+        "loss 0 at step 1: all 8 groups have equal rewards (5 all right, 3 all wrong): nothing to learn from"
+    ]
+
+
+def test_what_a_model_said_in_a_message_moves_no_cursor(display_on):
+    display, text = display_on(terminal=False)
+    display.show({"event": "rollout_failed", "uid": "train-7.0", "cause": "\x1b[2Jrefused \u202egnp.exe"})
+    assert text.getvalue() == "prompt train-7.0 failed: \\x1b[2Jrefused \\u202egnp.exe\n"
+
+
+def test_what_an_encoding_lacks_is_an_escape():
+    raw = io.BytesIO()
+    console = Console(file=io.TextIOWrapper(raw, encoding="ascii", write_through=True))
+    ProgressDisplay(4, console).print_line("run directory runs/größe")
+    assert raw.getvalue() == b"run directory runs/gr\\xf6\\xdfe\n"
 
 
 def test_a_collapse_is_a_line_of_its_own(display_on):

@@ -10,6 +10,7 @@ import pytest
 
 from coati_rl.config.cli import parse
 from coati_rl.errors import ConfigError, RunError
+from coati_rl.observability.sampled_answer import SampledAnswer
 from coati_rl.observability.sinks import JsonlSink, TensorBoardSink, WandbSink, open_sinks
 
 
@@ -106,6 +107,36 @@ def test_wandb_without_its_package_is_refused(tmp_path, monkeypatch):
         WandbSink(parse(["--wandb"])[0], tmp_path)
 
 
+def made(directory):
+    directory.mkdir()
+    return directory
+
+
+ANSWER = SampledAnswer(
+    step=10, prompt="1 + 1?", answer="2\n```\n# no heading\x1b[2J</script>", truth="2", reward=1.0, verdict="ok"
+)
+
+
+def test_tensorboard_shows_an_answer_as_a_block_of_code_in_which_nothing_is_markdown_or_moves_a_cursor(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.text.text_plugin import text_array_to_html
+    from tensorboard.util import tensor_util
+
+    sink = TensorBoardSink(tmp_path)
+    sink.write_answer(10, ANSWER)
+    sink.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert events.PluginTagToContent("text").keys() == {"rollouts/sampled_answer"}
+    (event,) = events.Tensors("rollouts/sampled_answer")
+    text = tensor_util.make_ndarray(event.tensor_proto)
+    assert event.step == 10 and text.item().decode().splitlines() == [
+        *("    step: 10", "    prompt: 1 + 1?", "    answer: 2", "    ```"),
+        *("    # no heading\\x1b[2J</script>", "    ground truth: 2", "    reward: 1.0", "    verdict: ok"),
+    ]
+    shown = text_array_to_html(text, enable_markdown=True)
+    assert shown.startswith("<pre><code>step: 10\n") and "# no heading\\x1b[2J&lt;/script&gt;" in shown
+
+
 class FakeWandb:
     """Stand in for the functions of the package that are used."""
 
@@ -128,17 +159,36 @@ class FakeWandb:
     def finish(self):
         self.logged.append("finished")
 
+    def Table(self, *, columns, data):
+        return {"columns": columns, "data": data}
+
 
 def test_wandb_gets_the_configuration_and_every_number_of_a_record(tmp_path, monkeypatch):
     wandb = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    sink = WandbSink(parse(["--wandb", "-p", "mine", "-t", "4"])[0], tmp_path / "mine-2")
+    sink = WandbSink(parse(["--wandb", "-p", "mine", "-t", "4"])[0], made(tmp_path / "mine-2"))
     sink.write(1, {"step": 1, "loss": 0.5, "kl_mean": None})
     sink.write(0, {"eval/math/accuracy": 0.75})  # a round that ended late: its step lies behind
     sink.close()
     assert (wandb.options["project"], wandb.options["name"]) == ("mine", "mine-2")
     assert wandb.options["config"]["num_trainers"] == 4
+    assert wandb.options["resume"] == "allow"
     assert wandb.logged == [{"step": 1, "loss": 0.5}, {"step": 0, "eval/math/accuracy": 0.75}, "finished"]
+
+
+def test_wandb_goes_on_with_a_run_that_is_resumed_in_its_directory_and_shows_answers_as_tables(tmp_path, monkeypatch):
+    ids = []
+    for name in ("mine", "mine", "other"):
+        wandb = FakeWandb()
+        monkeypatch.setitem(sys.modules, "wandb", wandb)
+        (tmp_path / name).mkdir(exist_ok=True)
+        sink = WandbSink(parse(["--wandb"])[0], tmp_path / name)
+        sink.write_answer(10, ANSWER)
+        ids.append(wandb.options["id"])
+    assert ids[0] == ids[1] != ids[2]
+    table = wandb.logged[0]["sampled_answer"]
+    assert table["columns"] == ["step", "prompt", "answer", "ground truth", "reward", "verdict"]
+    assert table["data"] == [[10, "1 + 1?", "2\n```\n# no heading\\x1b[2J</script>", "2", 1.0, "ok"]]
 
 
 def test_wandb_without_an_account_is_refused_before_anything_starts(tmp_path, monkeypatch):
@@ -147,10 +197,14 @@ def test_wandb_without_an_account_is_refused_before_anything_starts(tmp_path, mo
         WandbSink(parse(["--wandb", "-p", "nobody"])[0], tmp_path)
 
 
-def test_wandb_offline_writes_below_the_run_directory(tmp_path, monkeypatch):
+def test_wandb_offline_writes_below_the_run_directory_and_a_resumed_run_has_the_same_id(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    sink = WandbSink(parse(["--wandb"])[0], tmp_path)
-    sink.write(1, {"step": 1, "loss": 0.5})
-    sink.close()
-    assert [*tmp_path.glob("wandb/offline-run-*/*.wandb")]
+    for step in (1, 2):
+        sink = WandbSink(parse(["--wandb"])[0], tmp_path)
+        sink.write(step, {"step": step, "loss": 0.5})
+        sink.write_answer(step, ANSWER)
+        sink.close()
+    assert {path.stem for path in tmp_path.glob("wandb/offline-run-*/*.wandb")} == {
+        f"run-{(tmp_path / 'wandb-id.txt').read_text().strip()}"
+    }

@@ -9,8 +9,8 @@ from coati_rl.command_line import main
 from coati_rl.errors import ConfigError
 from coati_rl.run_reader.json_lines import StalePositionError, end_of_lines, read_json_lines, read_new_lines
 from coati_rl.run_reader.run_directory import RunDirectory
-from coati_rl.run_reader.show import printable
 from coati_rl.run_reader.step_lines import last_step, lines_of_step, without_tokens
+from coati_rl.text import printable
 
 LINE = {
     "step": 1, "uid": "train-1.0", "sample": 0, "episode": 0, "producer": 0, "prompt": "1 + 1?", "gt_answer": "2",

@@ -1,0 +1,49 @@
+"""Write what the events of the coordinator say to the files of a run, and show it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coati_rl.driver.loading import LoadingLines
+from coati_rl.observability.progress import ProgressDisplay
+from coati_rl.observability.records import evaluation_metrics
+from coati_rl.observability.sampled_answer import AnswerReader
+from coati_rl.observability.sinks import Sink
+
+_OF_A_SYNC = ("producers", "seconds", "digest", "identity", "bytes", "commit_s", "probe_gap_mean", "probe_gap_max")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventRecorder:
+    """Hold what takes the events."""
+
+    display: ProgressDisplay
+    loading: LoadingLines
+    sinks: Sequence[Sink]  # of steps; the first one is metrics.jsonl
+    syncs: Sink
+    answers: AnswerReader
+
+    def record(self, event: dict[str, Any]) -> None:
+        """Write and show one event. Raises: RunError if a file cannot be written."""
+        kind = event["event"]
+        if kind == "step":
+            self._step(event)
+        elif kind == "evaluation":
+            for sink in self.sinks[1:]:  # metrics.jsonl is one object per optimizer step; evaluations have their own
+                sink.write(event["step"], evaluation_metrics({**event, **event.get("metrics", {})}))
+        elif kind == "sync" and event["producers"]:  # else it failed, and is repeated
+            version = event["policy_version"]
+            self.syncs.write(version, {"step": version, **{name: event[name] for name in _OF_A_SYNC}})
+        elif kind == "producer_joined" and (line := self.loading.producer_joined()):
+            self.display.print_line(line)
+        self.display.show(event)
+
+    def _step(self, event: dict[str, Any]) -> None:
+        step = event["step"]
+        record = {key: value for key, value in event.items() if key != "event"}
+        for sink in self.sinks:
+            sink.write(step, record)
+        if (answer := self.answers.take(step)) is not None:
+            self.display.show_answer(answer)
+            for sink in self.sinks:
+                sink.write_answer(step, answer)

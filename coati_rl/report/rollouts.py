@@ -16,8 +16,7 @@ from coati_rl.report.curves import rounded
 from coati_rl.report.tokens import token_fields
 from coati_rl.run_reader.rollout import Rollout
 from coati_rl.run_reader.run_directory import Place, RunDirectory
-from coati_rl.run_reader.show import printable
-from coati_rl.text import shorten
+from coati_rl.text import printable, shorten
 
 ROLLOUTS_OF_A_STEP = 8
 _BYTES_OF_A_TOKEN = 24  # on the page: its text, log-probability, mask and version

@@ -11,7 +11,7 @@ from tokenizers.decoders import DecodeStream
 from coati_rl.run_lengths import decode_runs
 from coati_rl.run_reader.rollout import Rollout
 from coati_rl.run_reader.run_directory import RunDirectory
-from coati_rl.run_reader.show import printable
+from coati_rl.text import printable
 
 _DIGITS = 4  # of a log-probability
 _HEAD = 0.7  # of the tokens that are shown of a long rollout, the share from its beginning

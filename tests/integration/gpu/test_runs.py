@@ -89,7 +89,10 @@ def test_an_engine_and_a_trainer_that_share_one_gpu_have_the_bits_of_two(make_ti
     in_turns = finished(start_run(*job, "--colocate", name="in-turns"))
     assert_weights_moved(in_turns.records())
     assert tensors(in_turns, 4) == tensors(apart, 4) and tensors(apart, 4)
-    assert read_rollouts(in_turns) == read_rollouts(apart)
+    # Log-probabilities round by the requests that met in the engine; trainers compute their own.
+    fields = ("uid", "sample", "token_ids", "reward", "advantage", "policy_versions")
+    rollouts = [[[row[field] for field in fields] for row in read_rollouts(run)] for run in (in_turns, apart)]
+    assert rollouts[0] == rollouts[1]
     assert left_over(in_turns) == []
 
 

@@ -1,5 +1,6 @@
 """Test the page in a real browser: it is drawn, hostile text does nothing, keys move the step, narrow screens, live."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -192,6 +193,10 @@ def test_a_new_step_comes_to_the_live_page_and_a_note_is_kept(tab, write_run):
             assert (
                 '"step": 3, "uid": "train-1.0", "sample": 0, "text": "odd"' in (run / "annotations.jsonl").read_text()
             )
+            with (run / ".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                tab.wait("document.querySelector('.state').textContent === 'running'")
+            tab.wait("document.querySelector('.state').textContent === 'not running'")
             assert tab.complaints == []
         finally:
             server.terminate()

@@ -8,7 +8,6 @@ class Live {
     this.page = page;
     this.positions = state.positions;
     this.status = el("span", { class: "live", role: "status" });
-    this.isFollowing = true;
     this.wanted = new Map(); // steps that are being asked for
     this.poll();
   }

@@ -39,10 +39,12 @@ def changes(run: RunDirectory, positions: Mapping[str, str]) -> dict[str, Any]:
     except StalePositionError:
         return {"is_rewritten": True}
     records, summaries, notes = (lines for lines, _ in found.values())
+    saved = run.checkpoints()
     group_size = int(run.config().get("num_generations") or 1) if records else 1
     return {
         "is_rewritten": False,
         "is_running": run.is_running(),
+        "checkpoint": saved[-1].name if saved else None,
         "positions": {name: position for name, (_, position) in found.items()},
         "steps": [_step(record, group_size) for record in records],
         "evaluations": evaluation_points(summaries),

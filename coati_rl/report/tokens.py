@@ -1,5 +1,6 @@
 """Split a rollout's tokens into the texts that they stand for, by the tokenizer.json of its model."""
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -13,18 +14,30 @@ from coati_rl.run_reader.rollout import Rollout
 from coati_rl.run_reader.run_directory import RunDirectory
 from coati_rl.text import printable
 
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _DIGITS = 4  # of a log-probability
 _HEAD = 0.7  # of the tokens that are shown of a long rollout, the share from its beginning
 _MAX_PIECE = 200  # characters of one token
 
 
 def load_tokenizer(run: RunDirectory) -> Tokenizer | None:
-    """Return the tokenizer of the run's model or of its newest checkpoint; None if there is no file of it."""
-    for directory in (Path(str(run.config().get("model"))), *reversed(run.checkpoints())):
-        path = directory / "tokenizer.json"
+    """Return the tokenizer of the run's model or of its newest checkpoint; None if no file of it is on this machine."""
+    model = str(run.config().get("model"))
+    directories = [Path(model), *reversed(run.checkpoints())]
+    for path in (*(directory / "tokenizer.json" for directory in directories), *_downloaded(model)):
         if path.is_file() and (found := _loaded(path, path.stat().st_mtime_ns)) is not None:
             return found
     return None
+
+
+def _downloaded(model: str) -> list[Path]:
+    """Return the file of a model of the hub if it was downloaded before; nothing is asked for."""
+    if not _HUB_NAME.fullmatch(model):
+        return []
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, "tokenizer.json")
+    return [Path(found)] if isinstance(found, str) else []
 
 
 @lru_cache(maxsize=4)

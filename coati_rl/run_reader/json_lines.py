@@ -13,7 +13,7 @@ _TAIL_BYTES = 1 << 16
 
 
 class StalePositionError(Exception):
-    """A position in a file that has been written anew since."""
+    """Report that a position is in a file that has been written anew since."""
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -45,7 +45,8 @@ def read_new_lines(path: Path, position: str = "") -> tuple[list[dict[str, Any]]
     Args:
         path: of a file to which lines are appended.
         position: as this function has returned it; empty: the beginning.
-    Raises: StalePositionError if the file is another one by now, as after a resume, which takes lines back.
+    Raises: StalePositionError if the file is another one by now, as after a resume, which takes lines back;
+        ConfigError if a line is no JSON.
     """
     inode, offset = map(int, position.split("-")) if re.fullmatch(r"\d{1,20}-\d{1,20}", position) else (0, 0)
     try:
@@ -62,7 +63,10 @@ def read_new_lines(path: Path, position: str = "") -> tuple[list[dict[str, Any]]
         file.seek(offset)
         whole = file.read().rpartition(b"\n")[0]
     lines = whole.split(b"\n") if whole else []
-    records = [record for line in lines if isinstance(record := json.loads(line), dict)]
+    try:
+        records = [record for line in lines if isinstance(record := json.loads(line), dict)]
+    except ValueError as error:
+        raise ConfigError(f"{path}, behind byte {offset}: a line is not of a run: {error}") from error
     return records, f"{found.st_ino}-{offset + len(whole) + bool(whole)}"
 
 

@@ -1,5 +1,6 @@
 """Test the page in a real browser: it is drawn, hostile text does nothing, keys move the step, narrow screens, live."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -179,6 +180,9 @@ def test_a_new_step_comes_to_the_live_page_and_a_note_is_kept(tab, write_run):
             tab.size(1280, 800)
             tab.open(server.stdout.readline().split()[0])
             assert shown_step(tab) == "step 2 of 2"
+            tab.press("ArrowLeft")
+            assert shown_step(tab) == "step 1 of 2"
+            tab.press("ArrowRight")  # at the last step the page goes on to each new one
             with (run / "rollouts/steps-000001-000100.jsonl").open("a") as file:
                 file.write(json.dumps(LINE | {"step": 3, "response": "the third"}) + "\n")
             with (run / "metrics.jsonl").open("a") as file:
@@ -192,6 +196,10 @@ def test_a_new_step_comes_to_the_live_page_and_a_note_is_kept(tab, write_run):
             assert (
                 '"step": 3, "uid": "train-1.0", "sample": 0, "text": "odd"' in (run / "annotations.jsonl").read_text()
             )
+            with (run / ".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                tab.wait("document.querySelector('.state').textContent === 'running'")
+            tab.wait("document.querySelector('.state').textContent === 'not running'")
             assert tab.complaints == []
         finally:
             server.terminate()

@@ -36,7 +36,7 @@ class Chart {
 
   scale(xs, ys, width) {
     let low = minimum(ys), high = maximum(ys);
-    if (low === high) [low, high] = [low - (Math.abs(low) * 0.1 || 1), high + (Math.abs(high) * 0.1 || 1)];
+    if (low === high) [low, high] = low < 0 ? [1.2 * low, 0] : [0, 1.2 * high || 1]; // a figure that never changes
     if (low > 0 && low < 0.4 * high) low = 0;
     this.peak = null;
     const usual = this.spec.section === "time" ? 4 * quantile(ys, 0.75) : high; // the first step has the start in it

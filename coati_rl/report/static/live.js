@@ -8,7 +8,6 @@ class Live {
     this.page = page;
     this.positions = state.positions;
     this.status = el("span", { class: "live", role: "status" });
-    this.isFollowing = true;
     this.wanted = new Map(); // steps that are being asked for
     this.poll();
   }
@@ -36,7 +35,8 @@ class Live {
     if (news.is_rewritten) return location.reload();
     const run = this.page.data.runs[0];
     this.positions = news.positions;
-    run.is_running = news.is_running;
+    const isOther = run.is_running !== news.is_running || run.checkpoint !== news.checkpoint;
+    [run.is_running, run.checkpoint] = [news.is_running, news.checkpoint];
     this.status.textContent = news.is_running ? "live" : "";
     for (const record of news.steps) if (run.last_step === null || record.step > run.last_step) addStep(run, record);
     for (const [name, points] of Object.entries(news.evaluations)) {
@@ -46,6 +46,7 @@ class Live {
     const isNew = (note) => !run.annotations.some((each) => each.time === note.time && each.uid === note.uid && each.text === note.text);
     run.annotations.push(...news.annotations.filter(isNew));
     if (news.steps.length || Object.keys(news.evaluations).length) this.page.grown();
+    else if (isOther) this.page.head.replaceChildren(...this.page.headParts());
     if (news.annotations.length) this.page.rollouts.draw();
   }
 

@@ -1,5 +1,7 @@
 // Put the page together: its state is the axis, the step that is chosen and the run whose rollouts are shown.
 
+const ASK_MS = 120; // that a step stays chosen before its rollouts are asked for
+
 class Page {
   constructor(data) {
     this.data = data;
@@ -45,12 +47,13 @@ class Page {
     this.hovered = null;
   }
 
-  /** Choose a step, which all parts of the page then show; null: always the last one. */
+  /** Choose a step, which all parts of the page then show. The last one, or null: whichever is the last. */
   choose(step) {
     const { first_step: first, last_step: end } = this.run();
-    this.pinned = step === null || first === null ? null : Math.min(Math.max(Math.round(step), first), end);
+    this.pinned = step === null || first === null || step >= end ? null : Math.max(Math.round(step), first);
     this.hovered = null;
-    this.live?.need(this.step());
+    clearTimeout(this.asking);
+    this.asking = setTimeout(() => this.live?.need(this.step()), ASK_MS); // the slider passes many steps
     this.readOut();
     this.rollouts.draw();
     this.table.draw();

@@ -100,6 +100,14 @@ def test_each_token_has_its_text_log_probability_mask_and_version(tmp_path):
     assert pieces([5, 7], None) == ["<5>", "<7>"], "without a tokenizer numbers stand for tokens"
 
 
+def test_the_tokenizer_of_a_model_of_the_hub_is_taken_from_what_was_downloaded(tmp_path, monkeypatch):
+    (tmp_path / "config.yaml").write_text("model: some/model\n")
+    assert load_tokenizer(RunDirectory(tmp_path)) is None
+    Tokenizer(models.WordLevel({"word": 0}, "word")).save(str(tmp_path / "tokenizer.json"))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: str(tmp_path / "tokenizer.json"))
+    assert pieces([0], load_tokenizer(RunDirectory(tmp_path))) == ["word"]
+
+
 def test_of_a_long_rollout_tokens_in_the_middle_are_left_out():
     number = 1000
     line = LINE | {"token_ids": [*range(number)], "rollout_logprobs": [-1.0] * number, "token_versions": [[0, number]]}

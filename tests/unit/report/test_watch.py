@@ -93,6 +93,7 @@ def test_reading_takes_no_lock_and_says_that_the_run_goes_on(client, run):
     with (run / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         assert client.get("changes").json()["is_running"] is True
+        assert client.get("changes").json()["checkpoint"] is None
     assert {path.name for path in run.iterdir()} == {".lock", "config.yaml", "eval", "metrics.jsonl", "rollouts"}
 
 

@@ -150,6 +150,9 @@ def test_lines_that_were_added_are_read_from_a_position_and_one_that_is_being_wr
         file.write(': 2}\n{"a": 3}\n')
     records, position = read_new_lines(path, position)
     assert records == [{"a": 2}, {"a": 3}] and end_of_lines(path) == position
+    path.write_text("broken\n")
+    with pytest.raises(ConfigError, match=r"lines.jsonl, behind byte 0: a line is not of a run"):
+        read_new_lines(path)
 
 
 def test_a_position_in_a_file_that_is_another_one_by_now_is_told(tmp_path):

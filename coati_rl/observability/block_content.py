@@ -92,7 +92,7 @@ class BlockContent:
         self.recall(record)
         step = record["step"]
         if record.get("update"):  # nothing came in for it
-            self._record |= {key: value for key, value in record.items() if value is not None}
+            self._record = self._record | {key: value for key, value in record.items() if value is not None}
         else:
             self._record = {**record, "tokens_per_s": tokens_per_s(record)}
         self._progress.update(self._task, completed=step, description=self._step_name(step))

@@ -116,9 +116,9 @@ class ProgressDisplay:
             return
         if (seconds := round(now - self._reason_since)) > 0:
             text = f"{text} ({seconds} s)"
-        if self._block is not None and text != self._content.wait:
+        is_changed, self._content.wait = text != self._content.wait, text
+        if self._block is not None and is_changed:
             self._block.refresh()
-        self._content.wait = text
         is_new = now - self._told_at.get(reason, -REPEAT_S) >= REPEAT_S
         if is_new and now - self._reason_since >= MIN_WAIT_S:
             self._told_at[reason] = now

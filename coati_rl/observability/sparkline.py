@@ -32,8 +32,9 @@ class Curve:
             self._means, self._per_mean = [(a + b) / 2 for a, b in pairs], 2 * self._per_mean
 
     def points(self) -> list[float]:
-        """Return the means, in order."""
-        return [*self._means, self._sum / self._count] if self._count else list(self._means)
+        """Return the means, in order; may be called from another thread than `add`."""
+        means, total, count = list(self._means), self._sum, self._count
+        return [*means, total / count] if count else means
 
 
 def sparkline(points: Sequence[float], bars: str = BARS, *, resolution: float = 0.0) -> str:

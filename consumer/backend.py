@@ -33,7 +33,7 @@ from consumer.models.policy_model import DTYPES, Output, make_input
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.process_group import collective
 from consumer.remote_model import RemoteModel, Scorers
-from consumer.role_models import RoleModel
+from consumer.role_models import Observe, RoleModel
 from consumer.saving import identity_in_background, save_models
 from consumer.sent_weights import SentWeights
 
@@ -179,6 +179,7 @@ class Backend:
         learning_rate: float,
         settings: OptimizerConfig | None = None,
         role: Role = "policy",
+        observe: Observe | None = None,
     ) -> float:
         """Sum a model's gradient over all ranks, scale it, clip it, step and clear it; see `RoleModel`.
 
@@ -187,7 +188,7 @@ class Backend:
         """
         with collective("sum gradients over trainers"):
             return self._model(role).optimizer_step(
-                loss_scale=loss_scale, learning_rate=learning_rate, settings=settings
+                loss_scale=loss_scale, learning_rate=learning_rate, settings=settings, observe=observe
             )
 
     def free(self, role: Role) -> None:

@@ -30,6 +30,8 @@ from consumer.optim.weight_decay import names_without_decay
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.parameters import ParameterInfo, describe_parameters
 
+Observe = Callable[["RoleModel", float], None]  # of a model and the factor from its summed gradient to the mean loss's
+
 
 class RoleModel:
     """Own this rank's part of one model; methods are collective unless noted."""
@@ -128,7 +130,12 @@ class RoleModel:
         return self._sharded.masters()
 
     def optimizer_step(
-        self, *, loss_scale: float, learning_rate: float, settings: OptimizerConfig | None = None
+        self,
+        *,
+        loss_scale: float,
+        learning_rate: float,
+        settings: OptimizerConfig | None = None,
+        observe: Observe | None = None,
     ) -> float:
         """Sum the gradient over all ranks, scale it, clip it, step and clear it; with a scale of 0 only clear it.
 
@@ -136,12 +143,15 @@ class RoleModel:
             loss_scale: factor from the summed loss to its mean.
             learning_rate: of this step.
             settings: clipping, weight decay and Adam's numbers of this step; None: those that the optimizer began with.
+            observe: is shown the summed gradient before it is scaled, unless it is only cleared; collective.
         Returns: the scaled gradient's norm before clipping, the same on every rank.
         Raises: EngineError if the norm is not finite; the weights are unchanged then.
         """
         settings = settings or self._settings()
         if loss_scale > 0:
             self.reduce_gradients()
+            if observe is not None:
+                observe(self, loss_scale)
         counted = [gradient for name, gradient in self.gradients.items() if self.parameters.counts_in_norm(name)]
         norm = scale_and_clip(
             list(self.gradients.values()),

@@ -91,7 +91,8 @@ def _load(source: ModelSource, sources: Mapping[Role, ModelSource], precision: t
         adapters.attach(module, Layout())
     elif source.optimizer is not None:
         trained = dict(module.named_parameters())
-    module.float()
+    # In float64 what differs from a float32 run is that one's rounding.
+    module.to(torch.float64 if precision == torch.float32 else torch.float32)
     for parameter in module.parameters():
         parameter.requires_grad_(any(parameter is each for each in trained.values()))
     return ReplayModel(
@@ -111,8 +112,7 @@ class _Updates:
         """Take the optimizer's state from a checkpoint; None: no step was taken."""
         self._model, self._precision = model, precision
         self._masters: dict[str, Tensor] = {
-            name: parameter if precision == torch.float32 else parameter.detach().clone()
-            for name, parameter in model.trained.items()
+            name: parameter.detach().float() for name, parameter in model.trained.items()
         }
         self._optimizer: Any = make_optimizer(
             self._masters, config.optimizer, without_decay=names_without_decay(model.module)
@@ -130,10 +130,9 @@ class _Updates:
         """See `coati_rl.replay.parts.Optimizer`."""
         set_step(self._optimizer, settings, learning_rate)
         for name, gradient in gradients.items():
-            self._masters[name].grad = gradient
+            self._masters[name].grad = gradient.float()
         self._optimizer.step()
         with torch.no_grad():
             for name, parameter in self._model.trained.items():
                 self._masters[name].grad = None
-                if self._masters[name] is not parameter:
-                    parameter.copy_(self._masters[name].to(self._precision))
+                parameter.copy_(self._masters[name].to(self._precision))

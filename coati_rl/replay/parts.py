@@ -57,7 +57,7 @@ class StepObjective(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayModel:
-    """Hold a model in plain transformers, in float32 on the CPU."""
+    """Hold a model in plain transformers, on the CPU, in more digits than the run's."""
 
     module: nn.Module
     trained: Mapping[str, nn.Parameter]  # by their names in the record of gradients; none of a frozen model

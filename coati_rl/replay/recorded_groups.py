@@ -40,7 +40,6 @@ def groups_of(rollouts: Sequence[Rollout]) -> list[RolloutGroup]:
 
     Raises: ConfigError naming a prompt whose lines do not make a group.
     """
-    check_detail(rollouts)
     found = []
     for uid, lines in groupby(rollouts, key=lambda each: each.uid):
         try:

@@ -1,6 +1,6 @@
 """Replay a step: yield each stage as soon as it is known, from the data's rows to the weights after the step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,6 @@ from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
-from coati_rl.model_files.identity import digest_of, identity_of
 from coati_rl.preflight.prompts import load_run_rows, make_run_prompts, make_source
 from coati_rl.preflight.resources import load_run_tokenizer
 from coati_rl.replay.batches import DatasetBatches, RolloutBatches
@@ -23,7 +22,7 @@ from coati_rl.replay.gradient_stage import (
     recorded_gradients,
 )
 from coati_rl.replay.parts import Parts, ReplayModel
-from coati_rl.replay.recorded_groups import groups_of
+from coati_rl.replay.recorded_groups import check_detail, groups_of
 from coati_rl.replay.rollout_stages import (
     check_advantages,
     check_prompts,
@@ -77,8 +76,12 @@ class Replay:
         if not rollouts:
             which = "" if uid is None else f" of prompt {uid}"
             raise ConfigError(f"--step {step}: no rollout{which} is recorded; see --rollout-detail")
+        check_detail(recorded)
+        of_records = check_records(rollouts, {} if uid else self.records[first + 1])
+        yield of_records
+        if of_records.verdict == "differs":
+            return  # there may be no groups to be made of these lines
         groups = groups_of(recorded)
-        yield check_records(rollouts, {} if uid else self.records[first + 1])
         prompts = prompts_or_error(self._find_prompt, rollouts)
         yield check_prompts(rollouts, prompts)
         yield check_texts(rollouts, self._tokenizer, config.sampling.stop)
@@ -93,7 +96,8 @@ class Replay:
         retraining = self._retraining(
             step - 1, lambda at: own.of_groups(at, groups_of([*self.run.rollouts(at + 1)]))[0]
         )
-        yield self._check_weights(retraining.step if uid else step - 1, retraining, rollouts)
+        yield self._check_weights(retraining.step if uid else step - 1, rollouts)
+        retraining.advance(step - 1, self._learning_rate)
         versions = {version for group in groups for version in group.policy_versions.tolist()}
         models = self._policies(versions, retraining)
         yield check_rollout_logprobs(
@@ -121,7 +125,7 @@ class Replay:
         )
         yield self._check_rows(batches)
         retraining = self._retraining(step - 1, batches.of_step)
-        yield self._check_weights(step - 1, retraining, ())
+        yield self._check_weights(step - 1, ())
         yield from self._training_stages(step, retraining)
 
     def _training_stages(self, step: int, retraining: Retraining) -> Iterator[Stage]:
@@ -130,7 +134,14 @@ class Replay:
         batch, sums = retraining.batch()
         result = training.result_of(batch, sums)
         yield from check_metrics(result, record, tolerance)
-        yield from check_gradients(result, record, recorded_gradients(self.run.path, step), tolerance.gradient)
+        yield from check_gradients(
+            training,
+            batch,
+            result,
+            record=record,
+            recorded=recorded_gradients(self.run.path, step),
+            tolerance=tolerance.gradient,
+        )
         after = next((each for each in self.starts if each.step == step), None)
         if after is None:
             yield unchecked("update", f"there is no checkpoint of step {step}")
@@ -175,7 +186,7 @@ class Replay:
         )
         return begin + (step - begin) % num_batches
 
-    def _check_weights(self, step: int, retraining: Retraining, rollouts: tuple[Rollout, ...] | list[Rollout]) -> Stage:
+    def _check_weights(self, step: int, rollouts: Sequence[Rollout]) -> Stage:
         """Check the files of the weights that a step begins with, and their identity, if engines named it."""
         start = nearest(self.starts, step)
         if not start.is_initial:
@@ -183,38 +194,27 @@ class Replay:
                 read_state(start.directory)
             except ConfigError as error:
                 return checked("weights", str(error).removeprefix("--checkpoint-path "), "")
+        if (problem := self._identity_problem(rollouts)) is not None:
+            return checked("weights", problem, "")
         retrained = step - start.step
-        if not retrained:
-            problem = self._identity_problem(start, retraining.training.models["policy"], rollouts)
-            if problem is not None:
-                return checked("weights", problem, "")
         trained = f"{count(retrained, 'step')} after it trained again" if retrained else "as they are on the disk"
         return checked("weights", None, f"{start.directory.name}, {trained}")
 
-    def _identity_problem(self, start: Start, policy: ReplayModel, rollouts: Any) -> str | None:
-        """Return how the weights differ from those that the engines named; None if they do not, or named none."""
-        named = {
-            version: identity
-            for each in rollouts
-            for version, identity in zip(each.policy_versions, each.line.get("weights", ()), strict=False)
-        }
-        if policy.has_adapters or start.step not in named or self._is_fake:  # whose digest is of other bytes
-            return None
-        tensors = (
-            digest_of(name, weight.detach().to(self.precision)) for name, weight in policy.module.named_parameters()
-        )
-        found = identity_of(tensors)
-        if found == named[start.step]:
-            return None
-        return f"{start.directory.name} holds {found[:16]}, and engines sampled version {start.step} with {named[start.step][:16]}"
+    def _identity_problem(self, rollouts: Sequence[Rollout]) -> str | None:
+        """Return which version engines had under another identity than the trainers sent; None if there is none."""
+        sent = {sync.get("policy_version", sync["step"]): sync.get("identity") for sync in self.run.syncs()}
+        for each in rollouts:
+            for version, identity in zip(each.policy_versions, each.line.get("weights", ()), strict=False):
+                if sent.get(version) and identity and sent[version] != identity:
+                    had, was = f"engines had {identity[:16]}", f"the trainers sent {sent[version][:16]}"
+                    return f"{each.uid} sample {each.sample}: of version {version} {had}, and {was}"
+        return None
 
     def _policies(self, versions: set[int], retraining: Retraining) -> dict[int, ReplayModel]:
         """Return the policies of these versions, as far as their weights are on the disk or have been trained again."""
-        found = dict[int, ReplayModel]()
+        found = {retraining.step: retraining.training.models["policy"]}
         for start in self.starts:
-            if start.step == retraining.step:
-                found[start.step] = retraining.training.models["policy"]
-            elif start.step in versions:
+            if start.step in versions - {*found}:
                 found[start.step] = self._parts.load_models(self.config, start.directory, self.precision)["policy"]
         return {version: model for version, model in found.items() if version in versions}
 
@@ -231,10 +231,6 @@ class Replay:
 
     def _learning_rate(self, step: int) -> float:
         return float(self.records[step]["learning_rate"])
-
-    @property
-    def _is_fake(self) -> bool:
-        return isinstance(self.config, Config) and self.config.sampling.backend == "fake"
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -36,6 +36,15 @@ def check_records(rollouts: Sequence[Rollout], record: Mapping[str, Any]) -> Sta
         counted = sum(length for is_counted, length in mask if is_counted)
         if (each.uid, each.sample) in seen:
             problem = problem or f"{_named(each)} is recorded twice"
+        lengths = {
+            "token_ids": len(each.line["token_ids"]),
+            "rollout_logprobs": len(each.line["rollout_logprobs"]),
+            "token_versions": sum(length for _, length in each.line["token_versions"]),
+            "loss_mask": sum(length for _, length in mask),
+        }
+        if len({*lengths.values()}) > 1:
+            of_each = ", ".join(f"{name} of {length}" for name, length in lengths.items())
+            problem = problem or f"{_named(each)}: {of_each}"
         if counted != each.num_tokens:
             problem = problem or f"{_named(each)}: num_tokens is {each.num_tokens}, and its loss mask counts {counted}"
         seen.add((each.uid, each.sample))
@@ -47,8 +56,8 @@ def check_records(rollouts: Sequence[Rollout], record: Mapping[str, Any]) -> Sta
         recorded = record.get(name)
         if recorded is not None and recorded != found:
             problem = problem or f"metrics.jsonl has {name} {recorded}, the rollouts have {found}"
-    prompts = len({each.uid for each in rollouts})
-    figures = f"{count(len(rollouts), 'rollout')} of {count(prompts, 'prompt')}, {count(counts['num_response_tokens'], 'token')}"
+    prompts = count(len({each.uid for each in rollouts}), "prompt")
+    figures = f"{count(len(rollouts), 'rollout')} of {prompts}, {count(counts['num_response_tokens'], 'token')}"
     return checked("records", problem, figures)
 
 

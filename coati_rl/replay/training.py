@@ -36,7 +36,10 @@ class StepResult:
     """Hold what was computed of a step."""
 
     metrics: Mapping[str, float | None]  # of the objective, by their names in metrics.jsonl
-    gradients: Mapping[Role, Mapping[str, Tensor]]  # float32, of the mean loss
+    gradients: Mapping[Role, Mapping[str, Tensor]]  # of the mean loss
+    # Of each tensor the sum of its norms over micro-batches. Where those cancel, the sum of their gradients is smaller,
+    # and its rounding is not.
+    sizes: Mapping[Role, Mapping[str, float]]
 
 
 class RecomputedTraining:
@@ -55,7 +58,7 @@ class RecomputedTraining:
             is_initial: no step was taken on `start`.
         Raises: ConfigError.
         """
-        self._config = config
+        self._config, self._precision = config, precision
         self.objective: StepObjective = parts.objective_of(config)
         if self.objective.hidden_states:
             raise ConfigError(
@@ -94,13 +97,23 @@ class RecomputedTraining:
     def result_of(self, batch: StepBatch, of_targets: Mapping[str, Tensor]) -> StepResult:
         """Compute loss and gradients of a step with its targets; weights stay as they are."""
         sums = dict(of_targets)
-        gradients = dict[Role, Mapping[str, Tensor]]()
+        gradients, sizes = dict[Role, Mapping[str, Tensor]](), dict[Role, Mapping[str, float]]()
         for role in self.objective.losses:
-            gradients[role], terms = self._gradient(role, batch)
+            gradients[role], sizes[role], terms = self._gradient(role, batch)
             sums = merge_sums(sums, terms)
         metrics = self.objective.metrics(_as_floats(sums), loss_scale=batch.loss_scale) if sums else {}
         self._sums = _as_floats(sums)
-        return StepResult(metrics=metrics, gradients=gradients)
+        return StepResult(metrics=metrics, gradients=gradients, sizes=sizes)
+
+    def rounded_gradient(self, role: Role, batch: StepBatch) -> dict[str, Tensor]:
+        """Return a model's gradient as plain transformers compute it in the run's precision."""
+        module = self.models[role].module
+        dtype = next(module.parameters()).dtype
+        module.to(self._precision)  # the weights are in it already: nothing is lost on the way back
+        try:
+            return {name: each.double() for name, each in self._gradient(role, batch)[0].items()}
+        finally:
+            module.to(dtype)
 
     def update(self, batch: StepBatch, result: StepResult, learning_rate: float) -> None:
         """Take the optimizer steps of a step on its gradients, as `result_of` has returned them just now."""
@@ -119,21 +132,24 @@ class RecomputedTraining:
         if mix := self.objective.reference_mix(batch.step):
             self._move_reference(mix)
 
-    def _gradient(self, role: Role, batch: StepBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _gradient(
+        self, role: Role, batch: StepBatch
+    ) -> tuple[dict[str, Tensor], dict[str, float], dict[str, Tensor]]:
+        """Return gradients, their sizes (see `StepResult`), and the sums that the loss reports."""
         model, loss_fn = self.models[role], self.objective.losses[role]
-        for parameter in model.trained.values():
-            parameter.grad = None
-        sums = dict[str, Tensor]()
+        gradients = {name: torch.zeros_like(parameter) for name, parameter in model.trained.items()}
+        sizes, sums = dict.fromkeys(gradients, 0.0), dict[str, Tensor]()
         for micro_batch in batch.micro_batches:
             loss, terms = loss_fn(*token_scores(model, micro_batch), tensors_of(micro_batch, step=batch.step))
-            if loss.requires_grad:
-                loss.backward()  # type: ignore[no-untyped-call]
             sums = merge_sums(sums, terms)
-        gradients = {
-            name: torch.zeros_like(p) if p.grad is None else p.grad * batch.loss_scale
-            for name, p in model.trained.items()
-        }
-        return gradients, sums
+            if not loss.requires_grad:
+                continue
+            found = torch.autograd.grad(loss * batch.loss_scale, [*model.trained.values()], allow_unused=True)
+            for name, gradient in zip(gradients, found, strict=True):
+                if gradient is not None:
+                    gradients[name] += gradient
+                    sizes[name] += float(gradient.norm())
+        return gradients, sizes, sums
 
     def _model(self, role: Role) -> ReplayModel:
         if role not in self.models:

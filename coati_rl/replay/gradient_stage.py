@@ -114,7 +114,9 @@ class _Compared:
         if missing := sorted({*recorded} ^ {*self._gradients}):
             return checked(name, f"{missing[0]} is in one of recorded and recomputed gradients only", "")
         errors = {
-            tensor: self._distance(tensor, _summary(self._gradients[tensor], tensor), torch.tensor(values, dtype=torch.float64))
+            tensor: self._distance(
+                tensor, _summary(self._gradients[tensor], tensor), torch.tensor(values, dtype=torch.float64)
+            )
             for tensor, values in recorded.items()
         }
         where = max(errors, key=errors.__getitem__)

@@ -34,7 +34,7 @@ from coati_rl.replay.rollout_stages import (
 )
 from coati_rl.replay.run_config import config_of, precision_of
 from coati_rl.replay.stage import Stage, checked, unchecked
-from coati_rl.replay.start import Retraining, Start, nearest, starts_of
+from coati_rl.replay.start import Retraining, nearest, starts_of
 from coati_rl.run_reader.rollout import Rollout
 from coati_rl.run_reader.run_directory import RunDirectory
 from coati_rl.text import count

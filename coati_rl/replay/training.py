@@ -132,9 +132,7 @@ class RecomputedTraining:
         if mix := self.objective.reference_mix(batch.step):
             self._move_reference(mix)
 
-    def _gradient(
-        self, role: Role, batch: StepBatch
-    ) -> tuple[dict[str, Tensor], dict[str, float], dict[str, Tensor]]:
+    def _gradient(self, role: Role, batch: StepBatch) -> tuple[dict[str, Tensor], dict[str, float], dict[str, Tensor]]:
         """Return gradients, their sizes (see `StepResult`), and the sums that the loss reports."""
         model, loss_fn = self.models[role], self.objective.losses[role]
         gradients = {name: torch.zeros_like(parameter) for name, parameter in model.trained.items()}

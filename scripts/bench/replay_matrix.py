@@ -4,7 +4,7 @@
 
 In: a model that answers its own train.jsonl (scripts/make_tiny_model.py). Out: a row for each run, with its layout, the
 steps that were replayed, how many agree in every stage, and the largest relative difference of a gradient's tensor.
-Runs are real ones in float32: RL with KL to a reference in all layouts, agents whose every second turn is a fork in
+Runs are real ones, in float32 but for ZeRO 1, which has bfloat16 weights: RL with KL to a reference in all layouts, agents whose every second turn is a fork in
 two, DPO in five. Each writes a checkpoint at every second sync or step, so that half of the steps have to be trained
 again. A run that is in --out already is not repeated. Load does not disturb it.
 """
@@ -82,7 +82,8 @@ def write_inputs(model: Path, out: Path) -> None:
 
 def command_of(job: str, layout: str, model: Path, out: Path, run_dir: Path, *, num_steps: int) -> list[str]:
     """Return the command line of a run."""
-    common = ["-m", str(model), *LAYOUTS[layout], "--precision", "fp32", "--device", "cpu", "-lr", "3e-4"]
+    common = ["-m", str(model), *LAYOUTS[layout], "--device", "cpu", "-lr", "3e-4"]
+    common += ["--precision", "bf16" if layout == "ZeRO 1" else "fp32"]
     common += ["-si", "2", "--max-steps", str(num_steps), "--run-dir", str(run_dir)]
     if "-tmbs" not in common:
         common += ["-tmbs", "2"]

@@ -1,10 +1,5 @@
 """Replay steps of runs from their files: all stages agree, or the first one that differs is named."""
 
-import json
-from dataclasses import replace
-from pathlib import Path
-
-import numpy as np
 import pytest
 
 from coati_rl.command_line import main
@@ -22,18 +17,11 @@ KEPT = {
 
 
 @pytest.fixture(scope="module")
-def reward_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("reward") / "parity.py"
-    path.write_text("def score(response, ground_truth):\n    return float(len(response) % 2)\n")
-    return path
-
-
-@pytest.fixture(scope="module")
-def record(run_in_threads, reward_file):
+def record(run_in_threads, parity_file):
     """Changes to the run's fields, options of its threads -> its directory."""
 
     def make(changes=None, **options):
-        own = {"reward_type": f"{reward_file}:score", **KEPT, **(changes or {})}
+        own = {"reward_type": f"{parity_file}:score", **KEPT, **(changes or {})}
         return write_metrics(run_in_threads(own, score=None, **options))
 
     return make
@@ -49,13 +37,7 @@ def test_every_stage_of_every_step_agrees_with_what_the_run_wrote(run_dir):
     assert len(replay.records) == 4
     for step in replay.records:
         stages = [*replay.stages(step)]
-        assert {stage.name: stage.verdict for stage in stages} == {
-            name: "agrees"
-            for name in (
-                "records", "prompt", "text", "reward", "advantage", "weights", "rollout logprobs", "scores", "loss",
-                "gradient", "update",
-            )
-        }  # fmt: skip
+        assert {stage.name: stage.verdict for stage in stages} == dict.fromkeys(("records", "prompt", "text", "reward", "advantage", "weights", "rollout logprobs", "scores", "loss", "gradient", "update"), "agrees")  # fmt: skip
 
 
 def test_steps_without_a_checkpoint_before_them_are_trained_again(run_dir, tmp_path):

@@ -111,11 +111,9 @@ class _Updates:
     ) -> None:
         """Take the optimizer's state from a checkpoint; None: no step was taken."""
         self._model, self._precision = model, precision
-        self._masters: dict[str, Tensor] = {
-            name: parameter.detach().float() for name, parameter in model.trained.items()
-        }
+        self.masters: dict[str, Tensor] = {name: each.detach().float() for name, each in model.trained.items()}
         self._optimizer: Any = make_optimizer(
-            self._masters, config.optimizer, without_decay=names_without_decay(model.module)
+            self.masters, config.optimizer, without_decay=names_without_decay(model.module)
         )
         if checkpoint is None:
             return
@@ -124,15 +122,15 @@ class _Updates:
             return
         reader = CheckpointReader(directory)
         check_kinds(reader.kinds, state_kinds(config.optimizer), directory)
-        unpack_state(self._optimizer, self._masters, lambda name, kind: reader.get(kind, name), reader.kinds)
+        unpack_state(self._optimizer, self.masters, lambda name, kind: reader.get(kind, name), reader.kinds)
 
     def step(self, gradients: Mapping[str, Tensor], settings: OptimizerConfig, learning_rate: float) -> None:
         """See `coati_rl.replay.parts.Optimizer`."""
         set_step(self._optimizer, settings, learning_rate)
         for name, gradient in gradients.items():
-            self._masters[name].grad = gradient.float()
+            self.masters[name].grad = gradient.float()
         self._optimizer.step()
         with torch.no_grad():
             for name, parameter in self._model.trained.items():
-                self._masters[name].grad = None
-                parameter.copy_(self._masters[name].to(self._precision))
+                self.masters[name].grad = None
+                parameter.copy_(self.masters[name].to(self._precision))

@@ -29,7 +29,6 @@ from consumer.optim.optimizer_state import check_kinds, pack_state, unpack_state
 from consumer.optim.weight_decay import names_without_decay
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.parameters import ParameterInfo, describe_parameters
-
 Observe = Callable[["RoleModel", float], None]  # of a model and the factor from its summed gradient to the mean loss's
 
 
@@ -141,17 +140,16 @@ class RoleModel:
 
         Args:
             loss_scale: factor from the summed loss to its mean.
-            learning_rate: of this step.
-            settings: clipping, weight decay and Adam's numbers of this step; None: those that the optimizer began with.
-            observe: is shown the summed gradient before it is scaled, unless it is only cleared; collective.
+            learning_rate, settings: of this step; None: clipping, weight decay and Adam's numbers as at the start.
+            observe: is shown the summed gradient before it is scaled; collective.
         Returns: the scaled gradient's norm before clipping, the same on every rank.
         Raises: EngineError if the norm is not finite; the weights are unchanged then.
         """
         settings = settings or self._settings()
         if loss_scale > 0:
             self.reduce_gradients()
-            if observe is not None:
-                observe(self, loss_scale)
+        if loss_scale > 0 and observe is not None:
+            observe(self, loss_scale)
         counted = [gradient for name, gradient in self.gradients.items() if self.parameters.counts_in_norm(name)]
         norm = scale_and_clip(
             list(self.gradients.values()),

@@ -22,7 +22,7 @@ from coati_rl.protocols import Role
 from coati_rl.work import RepeatWork
 from consumer.logprob_mismatch import MismatchMeter
 from consumer.objectives.objective import Objective, Targets
-from consumer.optim.gradient_record import GradientRecorder
+from consumer.gradient_record import GradientRecorder
 from consumer.optim.learning_rate import LearningRate
 
 if TYPE_CHECKING:

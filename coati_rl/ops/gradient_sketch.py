@@ -1,9 +1,9 @@
 """Summarise a tensor of a gradient by its squared norm and a few signed sums, which a replay compares (docs/replay.md).
 
-All are sums over elements, so that the parts of a tensor on several ranks add up to those of the whole one. An element's
-sign in sum k is that of its row times that of its column, where rows have the last dimension: a sum is a product with
-two vectors, and no sign is stored for each element. Signs come from the bytes of SHAKE-256, at places that the tensor's
-name decides: the same on every machine and in every version.
+All are sums over elements, so that the parts of a tensor on several ranks add up to those of the whole one. The sign
+of an element in a sum is that of its row times that of its column, where rows have the last dimension: a sum is a
+product with two vectors, and no sign is stored for each element. Signs come from the bytes of SHAKE-256, at places that
+the tensor's name decides: the same on every machine and in every version.
 """
 
 import functools

@@ -10,10 +10,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.adapter_files import PREFIX
 from coati_rl.observability.gradients import GRADIENTS, gradient_file
 from coati_rl.ops.gradient_sketch import place_of, summary_of
 from coati_rl.protocols import Role
-from coati_rl.replay.parts import ReplayModel
 from coati_rl.replay.stage import Stage, checked, unchecked
 from coati_rl.replay.training import RecomputedTraining, StepBatch, StepResult, norm_of
 from coati_rl.run_reader.json_lines import read_json_lines
@@ -30,14 +30,20 @@ class Tolerance:
 
     metric: float  # relative, and absolute of numbers below 1
     gradient: float  # of a tensor's norm and signed sums, relative to its norm
-    update: float  # norm of the difference of two updates, relative to that of one
+    # Where a tensor differs by more: times what plain transformers' rounding in the run's precision amounts to.
+    rounding: float
+    update: float | None  # norm of the difference of two updates, relative to that of one; None: it says nothing
 
 
-TOLERANCES = {
-    torch.float32: Tolerance(metric=2e-5, gradient=1e-5, update=2e-2),
-    torch.bfloat16: Tolerance(metric=5e-2, gradient=1e-3, update=0.5),
-}
-MAX_ROUNDING = 4.0  # times what plain transformers' rounding in the run's precision amounts to on the same step
+def tolerance_of(precision: torch.dtype, *, is_retrained: bool) -> Tolerance:
+    """Return the limits of a run's precision; weights that were trained again differ by the rounding of their steps."""
+    rounding = 16.0 if is_retrained else 4.0
+    if precision == torch.float32:
+        return Tolerance(metric=2e-5, gradient=1e-5, rounding=rounding, update=2e-2)
+    return Tolerance(metric=5e-2, gradient=1e-3, rounding=rounding, update=None)
+
+
+MASTER = "master"  # the kind of a checkpoint's float32 tensors
 _SMALL = 1e-2  # of the whole norm: a tensor of less is compared relative to this much; its rounding is the whole's
 
 
@@ -81,7 +87,7 @@ def check_gradients(
     *,
     record: Mapping[str, Any],
     recorded: Mapping[str, Mapping[str, list[float]]],
-    tolerance: float,
+    tolerance: Tolerance,
 ) -> list[Stage]:
     """Compare each trained model's gradient: its norm, and the norm and signed sums of each tensor."""
     stages = []
@@ -95,7 +101,7 @@ def check_gradients(
         elif whole is None:
             stages.append(unchecked(name, "nothing is recorded of it"))
         else:
-            close = abs(norm - whole) <= 10 * tolerance * max(norm, 1e-12)
+            close = abs(norm - whole) <= 10 * tolerance.gradient * max(norm, 1e-12)
             text = f"norm: recorded {whole:.9g}, recomputed {norm:.9g}; its tensors are not recorded"
             stages.append(checked(name, None if close else text, text))
     return stages
@@ -109,8 +115,8 @@ class _Compared:
         self._gradients, self._sizes = result.gradients[role], result.sizes[role]
         self._norm = norm_of(self._gradients.values())
 
-    def stage(self, name: str, recorded: Mapping[str, list[float]], tolerance: float) -> Stage:
-        """Return the stage. `tolerance`: of a relative difference that needs no look at the run's rounding."""
+    def stage(self, name: str, recorded: Mapping[str, list[float]], tolerance: Tolerance) -> Stage:
+        """Return the stage; the run's rounding is looked at where a tensor differs by more than the tolerance."""
         if missing := sorted({*recorded} ^ {*self._gradients}):
             return checked(name, f"{missing[0]} is in one of recorded and recomputed gradients only", "")
         errors = {
@@ -122,10 +128,11 @@ class _Compared:
         where = max(errors, key=errors.__getitem__)
         figures = f"norm {self._norm:.6g}, {count(len(recorded), 'tensor')}; largest relative difference "
         figures += f"{errors[where]:.2g} ({where})"
-        if errors[where] <= tolerance:
+        if errors[where] <= tolerance.gradient:
             return checked(name, None, figures)
         rounding = self._rounding()
-        beyond = [each for each, error in errors.items() if error > max(tolerance, MAX_ROUNDING * rounding[each])]
+        limits = {each: max(tolerance.gradient, tolerance.rounding * amount) for each, amount in rounding.items()}
+        beyond = [each for each, error in errors.items() if not error <= limits[each]]
         if not beyond:
             return checked(name, None, f"{figures}, where the run's precision rounds by {rounding[where]:.2g}")
         first = max(beyond, key=errors.__getitem__)
@@ -134,16 +141,21 @@ class _Compared:
         return checked(name, f"{text}, recomputed {norm:.9g}; rounding explains {rounding[first]:.2g}", "")
 
     def _rounding(self) -> dict[str, float]:
-        """Return how far each tensor is from that in the run's precision, relatively."""
+        """Return the norm of each tensor's difference from that in the run's precision, relatively.
+
+        A signed sum of rounding errors, whose signs are random, is of the size of their norm.
+        """
         rounded = self._training.rounded_gradient(self._role, self._batch)
         return {
-            name: self._distance(name, _summary(gradient, name), _summary(rounded[name], name))
+            name: float((gradient - rounded[name]).norm()) / self._scale(name, float(gradient.norm()))
             for name, gradient in self._gradients.items()
         }
 
     def _distance(self, name: str, one: Tensor, other: Tensor) -> float:
-        scale = max(float(one[0]), float(other[0]), self._sizes[name], _SMALL * self._norm, 1e-30)
-        return float((one - other).abs().max()) / scale
+        return float((one - other).abs().max()) / self._scale(name, float(one[0]), float(other[0]))
+
+    def _scale(self, name: str, *norms: float) -> float:
+        return max(*norms, self._sizes[name], _SMALL * self._norm, 1e-30)
 
 
 def _summary(gradient: Tensor, name: str) -> Tensor:
@@ -155,39 +167,41 @@ def _summary(gradient: Tensor, name: str) -> Tensor:
 
 def check_update(
     before: Mapping[Role, Mapping[str, Tensor]],
-    models: Mapping[Role, ReplayModel],
+    after: Mapping[Role, Mapping[str, Tensor]],
     directories: Mapping[Role, Path],
     tolerance: float,
 ) -> Stage:
-    """Compare the weights after the step with those of the step's checkpoint.
+    """Compare the masters after the step with those of the step's checkpoint.
 
     Args:
-        before: weights before the step, of the trained models.
-        models: trained, after the recomputed step.
+        before: float32 masters before the step, of the trained models.
+        after: after the recomputed step.
         directories: of the checkpoint that the run wrote after the step.
         tolerance: of the updates.
     """
     worst, where = 0.0, ""
-    for role, model in models.items():
-        saved = _saved_weights(directories[role])
-        differences, moves = list[Tensor](), list[Tensor]()
-        for name, parameter in model.trained.items():
-            if name not in saved:
-                raise ConfigError(f"{directories[role]}: has no {name}")
-            move = parameter.detach() - before[role][name]
-            differences.append(saved[name].to(parameter.dtype) - parameter.detach())
-            moves.append(move)
-        size = norm_of(moves)
-        error = norm_of(differences) / max(size, 1e-30) if norm_of(differences) else 0.0
+    for role, masters in after.items():
+        saved = _saved_masters(directories[role])
+        if missing := sorted({*masters} - {*saved}):
+            raise ConfigError(f"{directories[role]}: has no {missing[0]}")
+        size = norm_of(masters[name] - before[role][name] for name in masters)
+        difference = norm_of(saved[name].float() - masters[name] for name in masters)
+        error = difference / max(size, 1e-30) if difference else 0.0
         if error > worst:
-            worst, where = error, f"{role} moved by {size:.3g} in norm, and is {norm_of(differences):.3g} off"
+            worst, where = error, f"{role} moved by {size:.3g} in norm, and is {difference:.3g} off"
     text = f"weights after the step: relative difference of the update {worst:.2g}"
     return checked("update", None if worst <= tolerance else f"{text} ({where})", text)
 
 
-def _saved_weights(directory: Path) -> dict[str, Tensor]:
-    weights = dict[str, Tensor]()
-    for path in sorted(directory.glob("*model*.safetensors")):
+def _saved_masters(directory: Path) -> dict[str, Tensor]:
+    """Return what a checkpoint's optimizer updates: weights, or where they are rounded, the masters beside them."""
+    weights, masters = dict[str, Tensor](), dict[str, Tensor]()
+    for path in sorted(directory.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            weights |= {key.removeprefix("base_model.model."): file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    return weights
+            for key in file.keys():  # noqa: SIM118, no mapping
+                kind, _, name = key.rpartition("/")
+                if kind == MASTER:
+                    masters[name] = file.get_tensor(key)
+                elif not kind:
+                    weights[key.removeprefix(PREFIX)] = file.get_tensor(key)
+    return weights | masters

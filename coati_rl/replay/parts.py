@@ -1,4 +1,4 @@
-"""Declare what a replay needs of packages above this one: objectives, models, rewards; `coati.replay` puts it together."""
+"""Declare what a replay needs of packages above this one: objectives, models, rewards; `coati.replay` has them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,6 +67,10 @@ class ReplayModel:
 
 class Optimizer(Protocol):
     """Update the float32 masters of a model."""
+
+    @property
+    def masters(self) -> Mapping[str, Tensor]:
+        """Return the masters by name; a step changes them."""
 
     def step(self, gradients: Mapping[str, Tensor], settings: OptimizerConfig, learning_rate: float) -> None:
         """Take a step on scaled and clipped gradients, and give the model its new weights."""

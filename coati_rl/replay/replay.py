@@ -15,11 +15,11 @@ from coati_rl.preflight.prompts import load_run_rows, make_run_prompts, make_sou
 from coati_rl.preflight.resources import load_run_tokenizer
 from coati_rl.replay.batches import DatasetBatches, RolloutBatches
 from coati_rl.replay.gradient_stage import (
-    TOLERANCES,
     check_gradients,
     check_metrics,
     check_update,
     recorded_gradients,
+    tolerance_of,
 )
 from coati_rl.replay.parts import Parts, ReplayModel
 from coati_rl.replay.recorded_groups import check_detail, groups_of
@@ -129,7 +129,8 @@ class Replay:
         yield from self._training_stages(step, retraining)
 
     def _training_stages(self, step: int, retraining: Retraining) -> Iterator[Stage]:
-        tolerance, record, training = TOLERANCES[self.precision], self.records[step], retraining.training
+        record, training = self.records[step], retraining.training
+        tolerance = tolerance_of(self.precision, is_retrained=retraining.first_step < step - 1)
         retraining.advance(step - 1, self._learning_rate)
         batch, sums = retraining.batch()
         result = training.result_of(batch, sums)
@@ -140,21 +141,20 @@ class Replay:
             result,
             record=record,
             recorded=recorded_gradients(self.run.path, step),
-            tolerance=tolerance.gradient,
+            tolerance=tolerance,
         )
         after = next((each for each in self.starts if each.step == step), None)
         if after is None:
             yield unchecked("update", f"there is no checkpoint of step {step}")
             return
-        before = {
-            role: {name: p.detach().clone() for name, p in model.trained.items()}
-            for role, model in training.trained.items()
-        }
+        if tolerance.update is None:
+            yield unchecked("update", "Adam makes steps of the rounding errors of a bfloat16 gradient, too")
+            return
+        before = training.masters()
         training.update(batch, result, self._learning_rate(step))
-        directories = {
-            role: after.directory if role == "policy" else role_directory(after.directory, role) for role in before
-        }
-        yield check_update(before, training.trained, directories, tolerance.update)
+        saved = after.directory
+        directories = {role: saved if role == "policy" else role_directory(saved, role) for role in before}
+        yield check_update(before, training.masters(), directories, tolerance.update)
 
     def _retraining(self, step: int, batch_of: Any) -> Retraining:
         """Return the models at the newest weights from before a step. `step`: optimizer steps taken."""
@@ -205,8 +205,9 @@ class Replay:
         sent = {sync.get("policy_version", sync["step"]): sync.get("identity") for sync in self.run.syncs()}
         for each in rollouts:
             for version, identity in zip(each.policy_versions, each.line.get("weights", ()), strict=False):
-                if sent.get(version) and identity and sent[version] != identity:
-                    had, was = f"engines had {identity[:16]}", f"the trainers sent {sent[version][:16]}"
+                expected = sent.get(version)
+                if expected and identity and expected != identity:
+                    had, was = f"engines had {identity[:16]}", f"the trainers sent {expected[:16]}"
                     return f"{each.uid} sample {each.sample}: of version {version} {had}, and {was}"
         return None
 
@@ -223,7 +224,8 @@ class Replay:
         for start in self.starts:
             if start.is_initial:
                 continue
-            recorded, found = load_state(start.directory)["data"], batches.data_state(start.step)
+            recorded: dict[str, Any] = load_state(start.directory).get("data") or {}
+            found = batches.data_state(start.step)
             differ = [name for name in found if recorded.get(name) != found[name]]
             text = f"{', '.join(differ)} of the rows' tokens differ from what {start.directory.name} was trained on"
             return checked("tokens", text if differ else None, "the rows' tokens are those that were trained")

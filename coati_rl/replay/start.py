@@ -76,7 +76,7 @@ class Retraining:
         self.training = RecomputedTraining(parts, config, start.directory, precision, is_initial=start.is_initial)
         self._batch_of, self._first_of, self._old_period = batch_of, first_of, old_period
         self._kept: dict[int, tuple[StepBatch, Mapping[str, torch.Tensor]]] = {}
-        self.step = start.step
+        self.first_step = self.step = start.step
 
     def advance(self, step: int, learning_rate_of: Callable[[int], float]) -> None:
         """Train until so many optimizer steps are taken."""

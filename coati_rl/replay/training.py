@@ -62,8 +62,8 @@ class RecomputedTraining:
         self.objective: StepObjective = parts.objective_of(config)
         if self.objective.hidden_states:
             raise ConfigError(
-                "a step whose loss compares with a teacher's whole distribution (--distill-kl full, or sft's --teacher) "
-                "cannot be replayed"
+                "a step cannot be replayed whose loss compares with a teacher's whole distribution (--distill-kl full, "
+                "or --teacher of coati-rl sft)"
             )
         if not is_initial and (state := load_state(start).get(OBJECTIVE_KEY)):
             self.objective.restore(state)
@@ -74,10 +74,12 @@ class RecomputedTraining:
             for role in self.objective.losses
         }
 
-    @property
-    def trained(self) -> Mapping[Role, ReplayModel]:
-        """Return the models that the run trains."""
-        return {role: self.models[role] for role in self.objective.losses}
+    def masters(self) -> dict[Role, dict[str, Tensor]]:
+        """Return copies of the float32 masters of the models that the run trains."""
+        return {
+            role: {name: each.detach().clone() for name, each in optimizer.masters.items()}
+            for role, optimizer in self._optimizers.items()
+        }
 
     def with_targets(self, batch: StepBatch) -> tuple[StepBatch, dict[str, Tensor]]:
         """Score the micro-batches and fill in what the loss reads. Returns: also the sums that the targets report."""

@@ -13,7 +13,7 @@ from coati_rl.config.training import TrainingConfig
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import Role
 from consumer.backend_config import BackendConfig, ModelSource, frozen, trained
-from consumer.optim.gradient_record import GradientRecorder
+from consumer.gradient_record import GradientRecorder
 
 if TYPE_CHECKING:
     from consumer.backend import Backend

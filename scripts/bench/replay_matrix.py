@@ -4,9 +4,9 @@
 
 In: a model that answers its own train.jsonl (scripts/make_tiny_model.py). Out: a row for each run, with its layout, the
 steps that were replayed, how many agree in every stage, and the largest relative difference of a gradient's tensor.
-Runs are real ones, in float32 but for ZeRO 1, which has bfloat16 weights: RL with KL to a reference in all layouts, agents whose every second turn is a fork in
-two, DPO in five. Each writes a checkpoint at every second sync or step, so that half of the steps have to be trained
-again. A run that is in --out already is not repeated. Load does not disturb it.
+Runs are real ones, in float32 but for ZeRO 1, which has bfloat16 weights: RL with KL to a reference in all layouts,
+agents whose every second turn is a fork in two, DPO in five. Each writes a checkpoint at every second step, so that
+half of the steps have to be trained again. A run that is in --out already is not repeated. Load does not disturb it.
 """
 
 import argparse
@@ -152,8 +152,8 @@ def main() -> None:
         row = replay(job, layout, run_dir, sorted(step for case, step in chosen if case == (job, layout)))
         rows.append({name: getattr(row, name) for name in Row.__slots__})
         print(
-            f"{job:<18} {layout:<16} {row.num_agree:>3} of {row.num_replayed:<3} agree, {row.num_retrained} trained again, "
-            f"gradient {row.largest:.1e}, {row.seconds:.1f} s",
+            f"{job:<18} {layout:<16} {row.num_agree:>3} of {row.num_replayed:<3} agree, "
+            f"{row.num_retrained} trained again, gradient {row.largest:.1e}, {row.seconds:.1f} s",
             *row.failures,
             sep="\n    ",
             flush=True,

@@ -16,6 +16,10 @@ KEPT = {
 }
 
 
+STAGES = ("records", "prompt", "text", "reward", "advantage", "weights", "rollout logprobs")
+STAGES += ("scores", "loss", "gradient", "update")
+
+
 @pytest.fixture(scope="module")
 def record(run_in_threads, parity_file):
     """Changes to the run's fields, options of its threads -> its directory."""
@@ -37,7 +41,7 @@ def test_every_stage_of_every_step_agrees_with_what_the_run_wrote(run_dir):
     assert len(replay.records) == 4
     for step in replay.records:
         stages = [*replay.stages(step)]
-        assert {stage.name: stage.verdict for stage in stages} == dict.fromkeys(("records", "prompt", "text", "reward", "advantage", "weights", "rollout logprobs", "scores", "loss", "gradient", "update"), "agrees")  # fmt: skip
+        assert {stage.name: stage.verdict for stage in stages} == dict.fromkeys(STAGES, "agrees")
 
 
 def test_steps_without_a_checkpoint_before_them_are_trained_again(run_dir, tmp_path):
@@ -68,71 +72,67 @@ def test_a_run_with_text_alone_is_refused(record):
         [*replay_of(record({"rollout_detail": "text", "max_steps": 1, "save_interval": -1})).stages(1)]
 
 
-def edited(name):
-    """A change of a run's files, by name."""
+def swap_texts(run):
+    def swap(lines):
+        lines[0]["response"], lines[1]["response"] = lines[1]["response"], lines[0]["response"]
 
-    def swap_texts(run):
-        def swap(lines):
-            lines[0]["response"], lines[1]["response"] = lines[1]["response"], lines[0]["response"]
-
-        change_lines(run, swap)
-
-    def lose_token(run):
-        change_lines(run, lambda lines: lines[0]["token_ids"].pop())
-
-    def flip_mask(run):
-        def flip(lines):
-            length = len(lines[0]["token_ids"])
-            lines[0]["loss_mask"] = [[False, 1], [True, length - 1]]
-
-        change_lines(run, flip)
-
-    def scale_advantage(run):
-        def scale(lines):
-            for line in lines:
-                line["advantage"] *= 1.01
-
-        change_lines(run, scale)
-
-    def relabel_version(run):
-        def relabel(lines):
-            for line in lines:
-                if line["step"] == 3:
-                    line["token_versions"] = [[0, len(line["token_ids"])]]
-                    line["policy_versions"] = [0, 0]
-
-        change_lines(run, relabel)
-
-    def alter_weights(run):
-        path = run / "checkpoints" / "step-2" / "model.safetensors"
-        content = bytearray(path.read_bytes())
-        content[-3] ^= 1
-        path.write_bytes(content)
-
-    def lose_sample(run):
-        change_lines(run, lambda lines: lines.pop(next(n for n, line in enumerate(lines) if line["step"] == 3)))
-
-    def change_temperature(run):
-        change_lines(run, lambda lines: [line.update(temperature=0.9) for line in lines])
-
-    return locals()[name]
+    change_lines(run, swap)
 
 
-# In the files of a run: what is changed, the step that is replayed, the stage that is named.
+def lose_token(run):
+    change_lines(run, lambda lines: lines[0]["token_ids"].pop())
+
+
+def flip_mask(run):
+    def flip(lines):
+        lines[0]["loss_mask"] = [[False, 1], [True, len(lines[0]["token_ids"]) - 1]]
+
+    change_lines(run, flip)
+
+
+def scale_advantage(run):
+    change_lines(run, lambda lines: [line.update(advantage=1.01 * line["advantage"]) for line in lines])
+
+
+def relabel_version(run):
+    def relabel(lines):
+        for line in lines:
+            if line["step"] == 3:
+                line |= {"token_versions": [[0, len(line["token_ids"])]], "policy_versions": [0, 0]}
+
+    change_lines(run, relabel)
+
+
+def alter_weights(run):
+    path = run / "checkpoints" / "step-2" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+def lose_sample(run):
+    change_lines(run, lambda lines: lines.pop(next(n for n, line in enumerate(lines) if line["step"] == 3)))
+
+
+def change_temperature(run):
+    change_lines(run, lambda lines: [line.update(temperature=0.9) for line in lines])
+
+
+# What is changed in the files of a run, the step that is replayed, the stage that is named.
 EDITS = [
-    ("swap_texts", 1, "text"),
-    ("lose_token", 1, "records"),
-    ("flip_mask", 1, "records"),
-    ("scale_advantage", 3, "advantage"),
-    ("relabel_version", 3, "rollout logprobs"),
-    ("alter_weights", 3, "weights"),
-    ("lose_sample", 3, "records"),
-    ("change_temperature", 2, "rollout logprobs"),
+    (swap_texts, 1, "text"),
+    (lose_token, 1, "records"),
+    (flip_mask, 1, "records"),
+    (scale_advantage, 3, "advantage"),
+    (relabel_version, 3, "rollout logprobs"),
+    (alter_weights, 3, "weights"),
+    (lose_sample, 3, "records"),
+    (change_temperature, 2, "rollout logprobs"),
 ]
 
 
-@pytest.mark.parametrize(("edit", "step", "stage"), EDITS, ids=[edit for edit, *_ in EDITS])
+@pytest.mark.parametrize(("edit", "step", "stage"), EDITS, ids=[edit.__name__ for edit, *_ in EDITS])
 def test_a_change_of_the_files_is_named_by_its_stage(run_dir, tmp_path, edit, step, stage):
     changed = copy_of(run_dir, tmp_path / "run")
-    edited(edit)(changed)
+    edit(changed)
     assert first_named(changed, step)[0] == stage

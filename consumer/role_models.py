@@ -29,6 +29,7 @@ from consumer.optim.optimizer_state import check_kinds, pack_state, unpack_state
 from consumer.optim.weight_decay import names_without_decay
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.parameters import ParameterInfo, describe_parameters
+
 Observe = Callable[["RoleModel", float], None]  # of a model and the factor from its summed gradient to the mean loss's
 
 

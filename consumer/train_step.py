@@ -20,9 +20,9 @@ from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import Role
 from coati_rl.work import RepeatWork
+from consumer.gradient_record import GradientRecorder
 from consumer.logprob_mismatch import MismatchMeter
 from consumer.objectives.objective import Objective, Targets
-from consumer.gradient_record import GradientRecorder
 from consumer.optim.learning_rate import LearningRate
 
 if TYPE_CHECKING:

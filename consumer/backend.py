@@ -6,7 +6,7 @@ unscaled sum over the global batch, accumulated in float32 until `optimizer_step
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from consumer.models.policy_model import DTYPES, Output, make_input
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.process_group import collective
 from consumer.remote_model import RemoteModel, Scorers
-from consumer.role_models import Observe, RoleModel
+from consumer.role_models import RoleModel
 from consumer.saving import identity_in_background, save_models
 from consumer.sent_weights import SentWeights
 
@@ -179,7 +179,7 @@ class Backend:
         learning_rate: float,
         settings: OptimizerConfig | None = None,
         role: Role = "policy",
-        observe: Observe | None = None,
+        observe: Callable[[RoleModel, float], None] | None = None,
     ) -> float:
         """Sum a model's gradient over all ranks, scale it, clip it, step and clear it; see `RoleModel`.
 

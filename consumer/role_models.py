@@ -30,8 +30,6 @@ from consumer.optim.weight_decay import names_without_decay
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.parameters import ParameterInfo, describe_parameters
 
-Observe = Callable[["RoleModel", float], None]  # of a model and the factor from its summed gradient to the mean loss's
-
 
 class RoleModel:
     """Own this rank's part of one model; methods are collective unless noted."""
@@ -135,14 +133,14 @@ class RoleModel:
         loss_scale: float,
         learning_rate: float,
         settings: OptimizerConfig | None = None,
-        observe: Observe | None = None,
+        observe: "Callable[[RoleModel, float], None] | None" = None,
     ) -> float:
         """Sum the gradient over all ranks, scale it, clip it, step and clear it; with a scale of 0 only clear it.
 
         Args:
             loss_scale: factor from the summed loss to its mean.
             learning_rate, settings: of this step; None: clipping, weight decay and Adam's numbers as at the start.
-            observe: is shown the summed gradient before it is scaled; collective.
+            observe: is called with this model, whose `gradients` are summed, and the factor, before they are scaled.
         Returns: the scaled gradient's norm before clipping, the same on every rank.
         Raises: EngineError if the norm is not finite; the weights are unchanged then.
         """

@@ -1,10 +1,10 @@
 """Read the configuration that a run has resolved, of whichever command it is."""
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from coati_rl.config.cli import build_job
 from coati_rl.config.commands import TRAINING
@@ -24,19 +24,22 @@ def config_of(run: RunDirectory) -> TrainingConfig:
 
 
 def precision_of(run: RunDirectory, config: TrainingConfig) -> torch.dtype:
-    """Return what the run's trainers compute in: that of its checkpoints, else what the configuration asks for here."""
+    """Return what the run's trainers compute in: its checkpoints hold float32 masters of bfloat16 weights alone.
+
+    Without a checkpoint it is what the configuration asks for on a CPU.
+    """
     for checkpoint in run.checkpoints():
-        dtype = _saved_dtype(checkpoint)
-        if dtype is not None:
-            return torch.bfloat16 if dtype == "bfloat16" else torch.float32
+        kinds = {key.partition("/")[0] for key in _keys(checkpoint) if "/" in key}
+        if kinds:
+            return torch.bfloat16 if "master" in kinds else torch.float32
     return torch.bfloat16 if resolve_precision(config, "cpu") == "bf16" else torch.float32
 
 
-def _saved_dtype(checkpoint: Path) -> str | None:
-    """Return the dtype of a checkpoint's weights; None of adapters, whose base has its own."""
-    path = checkpoint / "config.json"
-    if not path.is_file():
-        return None
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    dtype = found.get("dtype") or found.get("torch_dtype")
-    return None if dtype is None else str(dtype)
+def _keys(checkpoint: Path) -> Iterator[str]:
+    """Yield the names of a checkpoint's tensors. Raises: ConfigError if a file cannot be read."""
+    for path in sorted(checkpoint.glob("optimizer*.safetensors")):
+        try:
+            with safe_open(path, "pt") as file:
+                yield from file.keys()
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}") from error

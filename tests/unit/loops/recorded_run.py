@@ -12,9 +12,13 @@ from coati_rl.run_reader.run_directory import RunDirectory
 
 def write_metrics(trace):
     """Write what the driver of a real run writes."""
-    lines = [json.dumps({key: value for key, value in step.items() if key != "event"}) for step in trace.steps]
-    (trace.paths.run_dir / METRICS).write_text("".join(line + "\n" for line in lines))
-    return trace.paths.run_dir
+    return write_steps(trace.paths.run_dir, trace.steps)
+
+
+def write_steps(run_dir, steps):
+    lines = [json.dumps({key: value for key, value in step.items() if key != "event"}) for step in steps]
+    (run_dir / METRICS).write_text("".join(line + "\n" for line in lines))
+    return run_dir
 
 
 def replay_of(run_dir):

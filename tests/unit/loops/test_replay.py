@@ -141,13 +141,12 @@ def test_a_change_of_the_files_is_named_by_its_stage(run_dir, tmp_path, edit, st
 
 VARIANTS = {
     "adapters": {"lora_rank": 4, "lora_alpha": 8},
-    "adapters in a later step": {"lora_rank": 4, "lora_alpha": 8, "use_rslora": True},
     "a critic": {"algo": "PPO", "kl_coeff": 0.0},
     "a critic with two updates": {"algo": "PPO", "kl_coeff": 0.05, "critic_updates": 2},
     "KL in the reward, whitened advantages": {"algo": "REINFORCE_PP"},
     "old log-probabilities of the trainer": {"old_logprobs": "trainer", "inference_batch_size": 4},
     "a correction of the mismatch": {"off_policy_correction": "tis", "inference_batch_size": 4},
-    "a moving reference": {"reference_update_interval": 1, "reference_mix": 0.5},
+    "a moving reference": {"reference_update": "every=2,mix=0.5"},
     "sequences": {"algo": "GSPO"},
     "lengths that are punished": {"algo": "DAPO", "kl_coeff": 0.0, "filter_range": None},
     "greedy baselines": {"advantage_estimator": "remax"},
@@ -158,7 +157,6 @@ FAST = ("adapters", "a critic")
 @pytest.mark.parametrize("variant", [pytest.param(v, marks=() if v in FAST else pytest.mark.full) for v in VARIANTS])
 def test_variants_of_runs_are_replayed(record, variant):
     replay = replay_of(record({"max_steps": 4, **VARIANTS[variant]}))
-    assert len(replay.records) >= 2
     for step in {*replay.records} - {2}:
         stages = [*replay.stages(step)]
         assert [stage.line for stage in stages if stage.verdict == "differs"] == []

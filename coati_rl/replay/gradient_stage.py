@@ -36,13 +36,15 @@ class Tolerance:
 
 
 def tolerance_of(precision: torch.dtype, *, is_retrained: bool) -> Tolerance:
-    """Return the limits of a run's precision; weights that were trained again differ by the rounding of their steps."""
-    rounding = 16.0 if is_retrained else 4.0
+    """Return the limits of a run's precision.
+
+    Weights that were trained again differ by more than rounding: Adam's first steps are of the learning rate's size for
+    elements, too, of which the gradient is all rounding.
+    """
     if precision == torch.float32:
-        # Adam's first step is of the learning rate's size for elements, too, of which the gradient is all rounding.
-        metric = 1e-3 if is_retrained else 2e-5
-        return Tolerance(metric=metric, gradient=1e-5, rounding=rounding, update=2e-2)
-    return Tolerance(metric=5e-2, gradient=1e-3, rounding=rounding, update=None)
+        near = 1e-3 if is_retrained else 1e-5
+        return Tolerance(metric=max(near, 2e-5), gradient=near, rounding=4.0, update=2e-2)
+    return Tolerance(metric=5e-2, gradient=1e-3, rounding=16.0 if is_retrained else 4.0, update=None)
 
 
 MASTER = "master"  # the kind of a checkpoint's float32 tensors

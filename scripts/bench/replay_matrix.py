@@ -62,8 +62,9 @@ class Row:
     layout: str
     num_replayed: int
     num_agree: int
-    largest: float  # relative difference of a tensor of a gradient
+    largest: float  # relative difference of a tensor of a gradient, from a checkpoint of the step
     num_retrained: int  # replays that trained steps again
+    largest_retrained: float  # of those
     failures: list[str]
     seconds: float  # of a replay, mean
 
@@ -108,7 +109,7 @@ def run(command: list[str], run_dir: Path) -> None:
 
 def replay(job: str, layout: str, run_dir: Path, steps: list[int]) -> Row:
     """Replay steps of a run."""
-    begin, failures, largest = time.perf_counter(), list[str](), 0.0
+    begin, failures, largest = time.perf_counter(), list[str](), {True: 0.0, False: 0.0}
     replays = Replay(RunDirectory(run_dir), parts())
     saved = {start.step for start in replays.starts}
     for step in steps:
@@ -117,13 +118,15 @@ def replay(job: str, layout: str, run_dir: Path, steps: list[int]) -> Row:
             failures.append(f"step {step}: {first.name}: {first.text}")
         for stage in stages:
             if stage.name == "gradient" and (found := re.search(r"relative difference ([\d.e+-]+)", stage.text)):
-                largest = max(largest, float(found[1].rstrip(".,")))
+                is_saved = step - 1 in saved
+                largest[is_saved] = max(largest[is_saved], float(found[1]))
     return Row(
         job=job,
         layout=layout,
         num_replayed=len(steps),
         num_agree=len(steps) - len(failures),
-        largest=largest,
+        largest=largest[True],
+        largest_retrained=largest[False],
         num_retrained=sum(step - 1 not in saved for step in steps),
         failures=failures,
         seconds=(time.perf_counter() - begin) / max(1, len(steps)),
@@ -153,7 +156,8 @@ def main() -> None:
         rows.append({name: getattr(row, name) for name in Row.__slots__})
         print(
             f"{job:<18} {layout:<16} {row.num_agree:>3} of {row.num_replayed:<3} agree, "
-            f"{row.num_retrained} trained again, gradient {row.largest:.1e}, {row.seconds:.1f} s",
+            f"{row.num_retrained} trained again, gradient {row.largest:.1e} and {row.largest_retrained:.1e}, "
+            f"{row.seconds:.1f} s",
             *row.failures,
             sep="\n    ",
             flush=True,

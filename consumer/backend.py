@@ -6,7 +6,7 @@ unscaled sum over the global batch, accumulated in float32 until `optimizer_step
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,7 @@ class Backend:
         learning_rate: float,
         settings: OptimizerConfig | None = None,
         role: Role = "policy",
+        observe: Callable[[RoleModel, float], None] | None = None,
     ) -> float:
         """Sum a model's gradient over all ranks, scale it, clip it, step and clear it; see `RoleModel`.
 
@@ -187,7 +188,7 @@ class Backend:
         """
         with collective("sum gradients over trainers"):
             return self._model(role).optimizer_step(
-                loss_scale=loss_scale, learning_rate=learning_rate, settings=settings
+                loss_scale=loss_scale, learning_rate=learning_rate, settings=settings, observe=observe
             )
 
     def free(self, role: Role) -> None:

@@ -128,20 +128,27 @@ class RoleModel:
         return self._sharded.masters()
 
     def optimizer_step(
-        self, *, loss_scale: float, learning_rate: float, settings: OptimizerConfig | None = None
+        self,
+        *,
+        loss_scale: float,
+        learning_rate: float,
+        settings: OptimizerConfig | None = None,
+        observe: "Callable[[RoleModel, float], None] | None" = None,
     ) -> float:
         """Sum the gradient over all ranks, scale it, clip it, step and clear it; with a scale of 0 only clear it.
 
         Args:
             loss_scale: factor from the summed loss to its mean.
-            learning_rate: of this step.
-            settings: clipping, weight decay and Adam's numbers of this step; None: those that the optimizer began with.
+            learning_rate, settings: of this step; None: clipping, weight decay and Adam's numbers as at the start.
+            observe: is called with this model, whose `gradients` are summed, and the factor, before they are scaled.
         Returns: the scaled gradient's norm before clipping, the same on every rank.
         Raises: EngineError if the norm is not finite; the weights are unchanged then.
         """
         settings = settings or self._settings()
         if loss_scale > 0:
             self.reduce_gradients()
+        if loss_scale > 0 and observe is not None:
+            observe(self, loss_scale)
         counted = [gradient for name, gradient in self.gradients.items() if self.parameters.counts_in_norm(name)]
         norm = scale_and_clip(
             list(self.gradients.values()),

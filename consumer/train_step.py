@@ -20,6 +20,7 @@ from coati_rl.batch import MicroBatch, MiniBatch
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import Role
 from coati_rl.work import RepeatWork
+from consumer.gradient_record import GradientRecorder
 from consumer.logprob_mismatch import MismatchMeter
 from consumer.objectives.objective import Objective, Targets
 from consumer.optim.learning_rate import LearningRate
@@ -50,6 +51,7 @@ class TrainStep:
         *,
         learning_rate: LearningRate,
         mismatch_meter: MismatchMeter | None = None,
+        recorder: GradientRecorder | None = None,
     ) -> None:
         """Use a backend that holds the models of the objective's roles.
 
@@ -59,12 +61,15 @@ class TrainStep:
             timeline: records the spans of scoring and training.
             learning_rate: of each optimizer step.
             mismatch_meter: measures tokens that earlier policy versions sampled; None: they are not measured.
+            recorder: writes the gradient of each step, for a replay; None: it is not written.
         """
         self._backend = backend
         self._objective = objective
         self._timeline = timeline
         self._learning_rate = learning_rate
         self._mismatch_meter = mismatch_meter
+        self._recorder = recorder
+        self._observed: dict[str, Any] = {} if recorder is None else {"observe": recorder.observe}
         self._old_step: int | None = None  # the step before which the backend copied its old policy
         self._kept: dict[int, KeptStep] = {}  # steps whose batch has updates to come
         steps_of_roles = (objective.num_steps(role) for role in objective.losses)
@@ -183,8 +188,14 @@ class TrainStep:
                     for trained in self._trained if number else ():
                         self._backend.forward_backward(dataclasses.replace(trained, step=step), loss, role)
                     norms[role] = self._backend.optimizer_step(
-                        loss_scale=loss_scale if rate else 0.0, learning_rate=rate * learning_rate, role=role, **options
+                        loss_scale=loss_scale if rate else 0.0,
+                        learning_rate=rate * learning_rate,
+                        role=role,
+                        **(self._observed if not number else {}),
+                        **options,
                     )
+        if self._recorder is not None:
+            self._recorder.write(step + 1)
         sums = self._backend.reduce_sums(self._sums)
         metrics = self._objective.metrics(sums, loss_scale=loss_scale) if sums else {}
         if sums:

@@ -13,6 +13,7 @@ from coati_rl.config.training import TrainingConfig
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import Role
 from consumer.backend_config import BackendConfig, ModelSource, frozen, trained
+from consumer.gradient_record import GradientRecorder
 
 if TYPE_CHECKING:
     from consumer.backend import Backend
@@ -30,6 +31,11 @@ class Trainer:
     timeline: Timeline
     on_step: Callable[[], None]  # called after every optimizer step
     objective_state: Mapping[str, Any]  # of the checkpoint that the run goes on from; empty: none
+
+    def gradient_recorder(self, backend: "Backend", *, is_on: bool = True) -> GradientRecorder | None:
+        """Return what records the gradients of the trained models, if they are recorded."""
+        layout = backend.layout
+        return GradientRecorder(self.run_dir, backend.parallelism, is_writer=layout.is_reporter) if is_on else None
 
     def loop_options(self, backend: "Backend") -> dict[str, Any]:
         """Return the arguments of `TrainLoop` that do not depend on the job."""

@@ -49,7 +49,13 @@ def models(config: OfflineConfig, directory: Path) -> dict[Role, ModelSource]:
 def train_loop(config: OfflineConfig, trainer: Trainer, backend: "Backend", coordinator: Any) -> Iterator[TrainLoop]:
     """Provide a trainer's loop; the coordinator is a `DatasetCoordinator`, which orders no weight sync."""
     objective = objective_of(config)
-    step = TrainStep(backend, objective, trainer.timeline, learning_rate=learning_rate(config.optimizer))
+    step = TrainStep(
+        backend,
+        objective,
+        trainer.timeline,
+        learning_rate=learning_rate(config.optimizer),
+        recorder=trainer.gradient_recorder(backend),
+    )
     evaluator = Evaluator(backend, objective, coordinator, trainer.timeline)
 
     def on_dataset(work: EvaluateWork | ReferenceWork) -> None:

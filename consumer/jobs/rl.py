@@ -68,6 +68,7 @@ def train_loop(
     meter = make_mismatch_meter(backend, config, trainer.timeline)
     coefficients = make_coefficients(config)
     coefficients.restore(trainer.objective_state)
+    recorder = trainer.gradient_recorder(backend, is_on=config.run.rollout_detail == "full")
     plain, correcting = (
         TrainStep(
             backend,
@@ -75,6 +76,7 @@ def train_loop(
             trainer.timeline,
             learning_rate=learning_rate(config.optimizer),
             mismatch_meter=meter,
+            recorder=recorder,
         )
         for objective in (policy_gradient(each, coefficients) for each in (config, config.with_gap_correction()))
     )

@@ -11,6 +11,7 @@ full float32 master.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -22,13 +23,14 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from coati_rl.ops.gradient_sketch import Place, place_of
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, policy_forward
 from consumer.models.scalar_head import scalar_head
 from consumer.parallel.layout import Layout
 from consumer.parallel.parallelism import accumulate_each, local_head, score_each
 from consumer.parallel.parameters import ParameterInfo
 from consumer.parallel.process_group import agree, collective
-from consumer.parallel.reduction import reduce_sums, sum_over_ranks
+from consumer.parallel.reduction import add_over_ranks, reduce_sums, sum_over_ranks
 
 
 class FullyShardedParallelism:
@@ -95,6 +97,10 @@ class FullyShardedParallelism:
         """See `Parallelism`."""
         return sum_over_ranks(value, device=self.device)
 
+    def add_over_ranks(self, values: Tensor) -> Tensor:
+        """See `Parallelism`."""
+        return add_over_ranks(values)
+
     def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
         """See `Parallelism`."""
         return reduce_sums(sums, device=self.device, group=self.layout.dp_group)
@@ -150,6 +156,11 @@ class ShardedRows:
     def counts_in_norm(self, name: str) -> bool:
         """Return True: no two ranks hold the same elements."""
         return True
+
+    def place(self, name: str) -> Place:
+        """Return where this rank's rows are in the full tensor."""
+        shape = self.infos[name].shape
+        return place_of(shape, start=self._layout.dp_rank * self._rows_per_rank(name) * prod(shape[1:]))
 
     def full_weight(self, name: str) -> Tensor:
         """Return the full weight, rounded before it is gathered; collective."""

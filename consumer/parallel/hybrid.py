@@ -24,7 +24,7 @@ from consumer.parallel.parallelism import accumulate_each, local_head, score_eac
 from consumer.parallel.parameters import LocalParameters, ParameterInfo
 from consumer.parallel.pipeline_stage import check_stages
 from consumer.parallel.process_group import agree, collective, timeout_of_new_groups
-from consumer.parallel.reduction import reduce_sums, sum_over_ranks
+from consumer.parallel.reduction import add_over_ranks, reduce_sums, sum_over_ranks
 from consumer.parallel.shardformer_policy import DecoderPolicy
 
 
@@ -98,6 +98,10 @@ class HybridParallelism:
     def sum_over_ranks(self, value: float) -> float:
         """See `Parallelism`."""
         return sum_over_ranks(value, device=self.device)
+
+    def add_over_ranks(self, values: Tensor) -> Tensor:
+        """See `Parallelism`."""
+        return add_over_ranks(values)
 
     def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
         """See `Parallelism`."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coati_rl.algorithms.sums import merge_sums
+from coati_rl.ops.gradient_sketch import Place
 from consumer.models.policy_model import HeadWeights, PolicyInput
 from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import ParameterInfo
@@ -34,6 +35,9 @@ class ModelParameters(Protocol):
 
     def counts_in_norm(self, name: str) -> bool:
         """Return True on exactly one of the ranks that hold the same elements of a gradient."""
+
+    def place(self, name: str) -> Place:
+        """Return where this rank's part of a gradient is in the full one."""
 
     @property
     def trained(self) -> Mapping[str, Tensor]:
@@ -126,6 +130,9 @@ class Parallelism(Protocol):
 
     def sum_over_ranks(self, value: float) -> float:
         """Return the sum of all ranks' numbers, the same on every rank."""
+
+    def add_over_ranks(self, values: Tensor) -> Tensor:
+        """Return the sum of all ranks' tensors on its device, element by element; `values` may be changed."""
 
     def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
         """Return reported sums over all ranks with different samples; empty without the LM head."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coati_rl.errors import ConfigError
+from coati_rl.ops.gradient_sketch import Place, place_of
 from consumer.parallel.layout import Layout
 from consumer.parallel.layout_rules import tensor_parallel_plan
 from consumer.parallel.process_group import collective
@@ -114,6 +115,18 @@ class LocalParameters:
         is_first_shard = info.split_dim is not None or layout.tp_rank == 0
         is_first_dp_rank = layout.is_partitioned or layout.dp_rank == 0
         return is_first_shard and is_first_dp_rank and info.stage == layout.stage
+
+    def place(self, name: str) -> Place:
+        """Return where this rank's part of a gradient is in the full one."""
+        layout, shape, dim = self._layout, tuple(self.by_name[name].shape), self.infos[name].split_dim
+        is_cut = layout.tp_group is not None and dim is not None
+        length = -(-self.by_name[name].numel() // layout.dp_size)
+        return place_of(
+            shape,
+            start=layout.dp_rank * length if layout.is_partitioned else 0,
+            split_dim=dim if is_cut else None,
+            offset=layout.tp_rank * shape[dim] if is_cut and dim is not None else 0,
+        )
 
     def full_weight(self, name: str) -> Tensor:
         """Return the full weight; collective over the tensor-parallel ranks."""

@@ -30,6 +30,13 @@ def reduce_sums(sums: dict[str, Tensor], *, device: torch.device, group: dist.Pr
     return reduced
 
 
+def add_over_ranks(values: Tensor) -> Tensor:
+    """Sum a tensor over the default group, element by element and in place; collective."""
+    with collective("sum the record of the gradient"):
+        dist.all_reduce(values)
+    return values
+
+
 def sum_over_ranks(value: float, *, device: torch.device) -> float:
     """Sum a number over the default group, in float64; collective."""
     total = torch.tensor(value, dtype=torch.float64, device=device)

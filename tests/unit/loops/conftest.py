@@ -37,6 +37,14 @@ def write_prompts(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def parity_file(tmp_path_factory):
+    """The file of a reward `score`: 1 for responses of odd length, about half of what the fake engine writes."""
+    path = tmp_path_factory.mktemp("reward") / "parity.py"
+    path.write_text("def score(response, ground_truth):\n    return float(len(response) % 2)\n")
+    return path
+
+
+@pytest.fixture(scope="session")
 def small_run(model_dir, write_prompts):
     """The fields of a run of 8 prompts x 2 samples, 2 prompts a step, a sync every K = 4 / 2 = 2 of the 4 steps."""
     return {

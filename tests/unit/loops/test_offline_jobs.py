@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from coati_rl.errors import ConfigError
 from tests.unit.loops.offline_run import run_offline, write_rows
+from tests.unit.loops.recorded_run import replay_of, write_steps
 
 NUM_ROWS = 12
 WORDS = ["ab", "cde", "f", "ghij", "kl", "m"]
@@ -104,6 +105,17 @@ def test_a_job_learns_evaluates_and_goes_on_bit_for_bit_after_a_kill(values_of, 
     assert [event["step"] for event in resumed.of("evaluation")] == [6]
     assert resumed.files(6) == whole.files(6) and whole.files(6)
     assert resumed.of("evaluation")[-1] == evaluations[-1]
+
+
+@pytest.mark.parametrize("job", [job if job == "dpo" else pytest.param(job, marks=pytest.mark.full) for job in ROWS])
+def test_the_steps_of_a_job_are_replayed(values_of, job):
+    trace = run_offline(job, values_of(job))
+    replay = replay_of(write_steps(trace.run_dir, trace.of("step")))
+    for step in (1, 4, 5):
+        stages = {stage.name: stage for stage in replay.stages(step)}
+        assert [stage.line for stage in stages.values() if stage.verdict == "differs"] == []
+        compared = ("rows", "tokens", "weights", "loss", "gradient")
+        assert [stages[name].verdict for name in compared] == ["agrees"] * len(compared)
 
 
 @pytest.mark.parametrize("job", ["dpo", pytest.param("kto", marks=pytest.mark.full)])

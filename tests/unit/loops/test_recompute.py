@@ -5,9 +5,9 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-import torch
 import yaml
-from transformers import AutoModelForCausalLM
+
+from tests.unit.loops.recorded_run import replay_of, write_metrics
 
 # The fake engine's log-probabilities are not the model's: ratios are far from 1, so that clipping and k3 take part.
 RUNS = {
@@ -17,15 +17,16 @@ RUNS = {
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def trace(request, run_in_threads):
+def trace(request, run_in_threads, parity_file):
     settings = {
         "save_interval": 1,
         "inference_batch_size": 2,
         "n_behind": 1,
         "skip_threshold": None,
+        "reward_type": f"{parity_file}:score",
         **RUNS[request.param],
     }
-    return run_in_threads({"algo": request.param, **settings})
+    return run_in_threads({"algo": request.param, **settings}, score=None)
 
 
 def files_of(trace):
@@ -47,50 +48,14 @@ def advantages_of(group, config):
     return (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6) if np.ptp(rewards) else 0.0 * rewards
 
 
-def token_logprobs(model, line):
-    """float32[T] of the response."""
-    prompt, response = line["prompt_token_ids"], line["token_ids"]
-    logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
-    return torch.log_softmax(logits / line["temperature"], dim=-1)[torch.arange(len(response)), response]
-
-
-def recomputed(lines, config, model, reference):
-    """The loss, to be differentiated, of a step's lines."""
-    trained = [line for line in lines if line["is_trained"]]
-    num_tokens = sum(line["num_tokens"] for line in trained)
-    loss = torch.zeros(())
-    for line in trained:
-        logprobs, advantage = token_logprobs(model, line), line["advantage"]
-        ratio = (logprobs - torch.tensor(line["rollout_logprobs"])).exp()
-        clipped = ratio.clamp(1 - config["clip_eps_low"], 1 + config["clip_eps_high"])
-        terms = -torch.minimum(ratio * advantage, clipped * advantage)
-        if config["kl_coeff"]:
-            with torch.no_grad():
-                ref_logprobs = token_logprobs(reference, line)
-            log_ratio = ref_logprobs - logprobs
-            terms = terms + config["kl_coeff"] * (log_ratio.exp() - log_ratio - 1)
-        by_token = config["loss_variation"] == "token_level"
-        loss = loss + terms.sum() / (num_tokens if by_token else len(terms) * len(trained))
-    return loss
-
-
 def test_the_loss_and_gradient_of_every_step_follow_from_what_the_run_wrote(trace):
-    config, written = files_of(trace)
-    by_step = defaultdict(list)
-    for line in written:
-        by_step[line["step"]].append(line)
-    reference = AutoModelForCausalLM.from_pretrained(config["model"])
-    assert len(trace.steps) >= 3
-    for record in trace.steps:
-        step, lines = record["step"], by_step[record["step"]]
-        begins_with = trace.paths.checkpoints / f"step-{step - 1}" if step > 1 else config["model"]
-        model = AutoModelForCausalLM.from_pretrained(begins_with, dtype=torch.float32)
-        loss = recomputed(lines, config, model, reference)
-        loss.backward()
-        norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
-        assert sum(line["is_trained"] for line in lines) == record["samples_in_loss"] > 0
-        assert loss.item() == pytest.approx(record["loss"], rel=1e-4, abs=1e-6)
-        assert norm.item() == pytest.approx(record["grad_norm"], rel=1e-4)
+    replay = replay_of(write_metrics(trace))
+    assert len(replay.records) >= 3
+    for step, record in replay.records.items():
+        stages = {stage.name: stage for stage in replay.stages(step)}
+        assert record["samples_in_loss"] > 0 and stages["gradient"].verdict == "agrees"
+        # The fake engine's log-probabilities are no model's.
+        assert [name for name, each in stages.items() if each.verdict != "agrees"] == ["rollout logprobs"]
 
 
 def test_advantages_and_staleness_follow_too(trace):

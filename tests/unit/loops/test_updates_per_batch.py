@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from coati_rl.errors import ConfigError
 from coati_rl.work import RepeatWork
-from tests.unit.loops.test_recompute import files_of, token_logprobs
+from tests.unit.loops.recorded_run import replay_of, write_metrics
+from tests.unit.loops.test_recompute import files_of
 
 # K = 2 batches of two prompts a rollout step, so 4 prompts; 8 prompts are 2 rollout steps of 4 optimizer steps.
 TWICE = {"updates_per_batch": 2}
@@ -19,9 +20,10 @@ PLAIN = {"num_generations": 4, "kl_coeff": 0.05, "skip_threshold": None, "max_gr
 
 
 @pytest.fixture(scope="module")
-def whole(run_in_threads):
+def whole(run_in_threads, parity_file):
     """A run with a checkpoint after each weight sync."""
-    return run_in_threads({**TWICE, "save_interval": 1, "old_logprobs": "trainer"})
+    reward = {"reward_type": f"{parity_file}:score"}
+    return run_in_threads({**TWICE, **reward, "save_interval": 1, "old_logprobs": "trainer"})
 
 
 def batches_of(trace):
@@ -29,6 +31,13 @@ def batches_of(trace):
     config, lines = files_of(trace)
     steps = sorted({line["step"] for line in lines})
     return config, [[line for line in lines if line["step"] == step] for step in steps]
+
+
+def token_logprobs(model, line):
+    """float32[T] of the response."""
+    prompt, response = line["prompt_token_ids"], line["token_ids"]
+    logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits / line["temperature"], dim=-1)[torch.arange(len(response)), response]
 
 
 def plain_loss(model, lines, old_logprobs, ref_logprobs, config):
@@ -114,6 +123,13 @@ def test_weights_are_sent_after_the_last_update_of_a_rollout_steps_batches(whole
     assert [event["step"] for event in whole.of("checkpoint")] == [4, 8]
     assert sum(isinstance(work, RepeatWork) for work in whole.work) == 4
     assert sorted({group.oldest_version for group in whole.groups}) == [0, 4]
+
+
+@pytest.mark.parametrize("step", [2, 4, 7])
+def test_a_later_update_is_replayed_with_the_batch_of_its_first_one(whole, step):
+    stages = {stage.name: stage.verdict for stage in replay_of(write_metrics(whole)).stages(step)}
+    compared = ("advantage", "scores", "loss", "gradient")
+    assert [stages[name] for name in compared] == ["agrees"] * len(compared)
 
 
 def test_a_run_is_repeatable(whole, run_in_threads):

@@ -1,0 +1,40 @@
+"""Print what a replay finds, stage by stage: `coati-rl replay RUN --step N`."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from coati_rl.errors import CoatiError
+from coati_rl.replay.parts import Parts
+from coati_rl.replay.replay import Replay
+from coati_rl.replay.stage import Stage, conclusion, first_difference
+from coati_rl.run_reader.run_directory import RunDirectory
+from coati_rl.run_reader.show import printable
+
+_PROG = "coati-rl replay"
+
+
+def run_command(arguments: Sequence[str] | None, parts: Callable[[], Parts]) -> int:
+    """Run the command. Returns: the exit code: 0 if no stage differs, 1 if one does, 2 for a mistake of the user's."""
+    parser = argparse.ArgumentParser(prog=_PROG, description=__doc__)
+    parser.add_argument("run", type=Path, help="directory of a run, also of one that goes on")
+    parser.add_argument("--step", type=int, required=True, help="optimizer step, from 1")
+    parser.add_argument("--sample", metavar="UID", help="check the rollouts of this prompt alone, as the lines name it")
+    given = parser.parse_args(arguments)
+    stages = list[Stage]()
+    try:
+        replay = Replay(RunDirectory(given.run), parts())
+        for stage in replay.stages(given.step, given.sample):
+            stages.append(stage)
+            _print(stage.line)
+    except CoatiError as error:
+        sys.stderr.write(f"{_PROG}: {printable(str(error))}\n")
+        return 2
+    _print(f"step {given.step}: {conclusion(stages)}")
+    return 0 if first_difference(stages) is None else 1
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(printable(line) + "\n")
+    sys.stdout.flush()

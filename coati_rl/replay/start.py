@@ -1,0 +1,98 @@
+"""Find the weights that a replay begins with, and train from there to the step that is asked for."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from coati_rl.checkpoint.directory import checkpoints_in, find_checkpoint, step_of
+from coati_rl.config.training import TrainingConfig
+from coati_rl.errors import ConfigError
+from coati_rl.replay.parts import Parts
+from coati_rl.replay.training import RecomputedTraining, StepBatch
+from coati_rl.run_reader.run_directory import RunDirectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """Name weights of a run that are on the disk."""
+
+    directory: Path
+    step: int  # optimizer steps taken on them
+    is_initial: bool  # the model that the run began with, and no checkpoint
+
+
+def starts_of(run: RunDirectory, config: TrainingConfig) -> list[Start]:
+    """Return the weights that are on the disk, by their steps."""
+    own = Path(config.run.save_dir) if config.run.save_dir else run.path / "checkpoints"
+    found = [Start(directory=path, step=step_of(path), is_initial=False) for path in checkpoints_in(own)]
+    if config.run.checkpoint_path is None:
+        return [Start(directory=Path(config.model.model), step=0, is_initial=True), *found]
+    resumed = find_checkpoint(Path(config.run.checkpoint_path))
+    if all(each.step != step_of(resumed) for each in found) and step_of(resumed) >= 0:
+        found.append(Start(directory=resumed, step=step_of(resumed), is_initial=False))
+    model = Start(directory=Path(config.model.model), step=0, is_initial=True)
+    is_own = resumed.parent.resolve() == own.resolve()
+    return sorted([*([model] if is_own else []), *found], key=lambda each: each.step)
+
+
+def nearest(starts: list[Start], step: int) -> Start:
+    """Return the newest weights of at most so many optimizer steps. Raises: ConfigError if there are none."""
+    before = [each for each in starts if each.step <= step]
+    if not before:
+        raise ConfigError(
+            f"--step {step + 1}: no weights from before this step are on the disk; the oldest are of step "
+            f"{starts[0].step if starts else 'none'}"
+        )
+    return before[-1]
+
+
+class Retraining:
+    """Train from a start to the step that is replayed, with the learning rates that the run has recorded."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        config: TrainingConfig,
+        start: Start,
+        precision: torch.dtype,
+        *,
+        batch_of: Callable[[int], StepBatch],
+        first_of: Callable[[int], int],
+        old_period: int,
+    ) -> None:
+        """Load the models.
+
+        Args:
+            parts: of the project.
+            config: of the run.
+            start: the weights.
+            precision: that the trainers compute in.
+            batch_of: optimizer steps taken to the next step's content.
+            first_of: optimizer steps taken to those at the first update on the same batch.
+            old_period: optimizer steps between two copies of the policy that scores old log-probabilities.
+        """
+        self.training = RecomputedTraining(parts, config, start.directory, precision, is_initial=start.is_initial)
+        self._batch_of, self._first_of, self._old_period = batch_of, first_of, old_period
+        self._kept: dict[int, tuple[StepBatch, Mapping[str, torch.Tensor]]] = {}
+        self.first_step = self.step = start.step
+
+    def advance(self, step: int, learning_rate_of: Callable[[int], float]) -> None:
+        """Train until so many optimizer steps are taken."""
+        while self.step < step:
+            batch, sums = self.batch()
+            result = self.training.result_of(batch, sums)
+            self.training.update(batch, result, learning_rate_of(self.step + 1))
+            self.step += 1
+
+    def batch(self) -> tuple[StepBatch, Mapping[str, torch.Tensor]]:
+        """Return the next step's content with its targets, and the sums that these report."""
+        if self.step % self._old_period == 0:
+            self.training.keep_old_policy()
+        first = self._first_of(self.step)
+        if first not in self._kept:
+            self._kept = {at: kept for at, kept in self._kept.items() if at >= self.step - self._old_period}
+            self._kept[first] = self.training.with_targets(self._batch_of(first))
+        batch, sums = self._kept[first]
+        return StepBatch(step=self.step, micro_batches=batch.micro_batches, loss_scale=batch.loss_scale), sums

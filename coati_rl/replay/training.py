@@ -1,0 +1,181 @@
+"""Train steps again in one process: targets, loss, gradient and update, as `consumer.train_step` does on many.
+
+A step's micro-batches hold one sample a row, so that nothing is packed, shared or padded. A gradient is that of the
+mean loss, not clipped, by the names that the run's record has.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coati_rl.algorithms.sums import merge_sums
+from coati_rl.batch import MicroBatch
+from coati_rl.checkpoint.directory import OBJECTIVE_KEY, load_state
+from coati_rl.config.training import TrainingConfig
+from coati_rl.errors import ConfigError
+from coati_rl.protocols import Role
+from coati_rl.replay.forward import tensors_of, token_scores
+from coati_rl.replay.parts import Optimizer, Parts, ReplayModel, StepObjective
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepBatch:
+    """Hold the content of a step."""
+
+    step: int  # optimizer steps before it
+    micro_batches: tuple[MicroBatch, ...]
+    loss_scale: float  # factor from the summed loss to its mean; 0: the step has no samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """Hold what was computed of a step."""
+
+    metrics: Mapping[str, float | None]  # of the objective, by their names in metrics.jsonl
+    gradients: Mapping[Role, Mapping[str, Tensor]]  # of the mean loss
+    # Of each tensor the sum of its norms over micro-batches. Where those cancel, the sum of their gradients is smaller,
+    # and its rounding is not.
+    sizes: Mapping[Role, Mapping[str, float]]
+
+
+class RecomputedTraining:
+    """Hold the models of a run from a checkpoint on, and train its steps again."""
+
+    def __init__(
+        self, parts: Parts, config: TrainingConfig, start: Path, precision: torch.dtype, *, is_initial: bool
+    ) -> None:
+        """Load the models.
+
+        Args:
+            parts: of the project.
+            config: of the run.
+            start: a checkpoint, or the model that the run began with.
+            precision: that the trainers compute in; masters are float32.
+            is_initial: no step was taken on `start`.
+        Raises: ConfigError.
+        """
+        self._config, self._precision = config, precision
+        self.objective: StepObjective = parts.objective_of(config)
+        if self.objective.hidden_states:
+            raise ConfigError(
+                "a step cannot be replayed whose loss compares with a teacher's whole distribution (--distill-kl full, "
+                "or --teacher of coati-rl sft)"
+            )
+        if not is_initial and (state := load_state(start).get(OBJECTIVE_KEY)):
+            self.objective.restore(state)
+        self.models = parts.load_models(config, start, precision)
+        checkpoint = None if is_initial else start
+        self._optimizers: dict[Role, Optimizer] = {
+            role: parts.make_optimizer(config, role, self.models[role], checkpoint, precision)
+            for role in self.objective.losses
+        }
+
+    def masters(self) -> dict[Role, dict[str, Tensor]]:
+        """Return copies of the float32 masters of the models that the run trains."""
+        return {
+            role: {name: each.detach().clone() for name, each in optimizer.masters.items()}
+            for role, optimizer in self._optimizers.items()
+        }
+
+    def with_targets(self, batch: StepBatch) -> tuple[StepBatch, dict[str, Tensor]]:
+        """Score the micro-batches and fill in what the loss reads. Returns: also the sums that the targets report."""
+        objective, micro_batches = self.objective, batch.micro_batches
+        with torch.no_grad():
+            for place, models in enumerate((objective.scores, objective.entropies)):
+                for name, role in models.items():
+                    micro_batches = tuple(
+                        each.with_arrays(**{name: token_scores(self._model(role), each)[place].numpy()})
+                        for each in micro_batches
+                    )
+        micro_batches, sums = objective.targets(micro_batches)
+        if objective.needs_whole_step:
+            micro_batches = tuple(objective.with_whole_step(micro_batches, _as_floats))
+        return StepBatch(step=batch.step, micro_batches=micro_batches, loss_scale=batch.loss_scale), sums
+
+    def result_of(self, batch: StepBatch, of_targets: Mapping[str, Tensor]) -> StepResult:
+        """Compute loss and gradients of a step with its targets; weights stay as they are."""
+        sums = dict(of_targets)
+        gradients, sizes = dict[Role, Mapping[str, Tensor]](), dict[Role, Mapping[str, float]]()
+        for role in self.objective.losses:
+            gradients[role], sizes[role], terms = self._gradient(role, batch)
+            sums = merge_sums(sums, terms)
+        metrics = self.objective.metrics(_as_floats(sums), loss_scale=batch.loss_scale) if sums else {}
+        self._sums = _as_floats(sums)
+        return StepResult(metrics=metrics, gradients=gradients, sizes=sizes)
+
+    def rounded_gradient(self, role: Role, batch: StepBatch) -> dict[str, Tensor]:
+        """Return a model's gradient as plain transformers compute it in the run's precision."""
+        module = self.models[role].module
+        dtype = next(module.parameters()).dtype
+        module.to(self._precision)  # the weights are in it already: nothing is lost on the way back
+        try:
+            return {name: each.double() for name, each in self._gradient(role, batch)[0].items()}
+        finally:
+            module.to(dtype)
+
+    def update(self, batch: StepBatch, result: StepResult, learning_rate: float) -> None:
+        """Take the optimizer steps of a step on its gradients, as `result_of` has returned them just now."""
+        settings = self._config.optimizer
+        for role in self.objective.losses:
+            rate = self.objective.rate_of(role, batch.step)
+            for number in range(self.objective.num_steps(role)):
+                gradients = self._gradient(role, batch)[0] if number else result.gradients[role]
+                if rate and batch.loss_scale:
+                    norm = norm_of(gradients.values())
+                    factor = min(1.0, settings.max_grad_norm / (norm + 1e-6))
+                    clipped = {name: gradient * factor for name, gradient in gradients.items()}
+                    self._optimizers[role].step(clipped, settings, rate * learning_rate)
+        if self._sums:
+            self.objective.end_step(self._sums)
+        if mix := self.objective.reference_mix(batch.step):
+            self._move_reference(mix)
+
+    def _gradient(self, role: Role, batch: StepBatch) -> tuple[dict[str, Tensor], dict[str, float], dict[str, Tensor]]:
+        """Return gradients, their sizes (see `StepResult`), and the sums that the loss reports."""
+        model, loss_fn = self.models[role], self.objective.losses[role]
+        gradients = {name: torch.zeros_like(parameter) for name, parameter in model.trained.items()}
+        sizes, sums = dict.fromkeys(gradients, 0.0), dict[str, Tensor]()
+        for micro_batch in batch.micro_batches:
+            loss, terms = loss_fn(*token_scores(model, micro_batch), tensors_of(micro_batch, step=batch.step))
+            sums = merge_sums(sums, terms)
+            if not loss.requires_grad:
+                continue
+            found = torch.autograd.grad(loss * batch.loss_scale, [*model.trained.values()], allow_unused=True)
+            for name, gradient in zip(gradients, found, strict=True):
+                if gradient is not None:
+                    gradients[name] += gradient
+                    sizes[name] += float(gradient.norm())
+        return gradients, sizes, sums
+
+    def _model(self, role: Role) -> ReplayModel:
+        if role not in self.models:
+            raise ConfigError(f"the {role} model of this run cannot be loaded here")
+        return self.models[role]
+
+    def keep_old_policy(self) -> None:
+        """Copy the policy's weights to the "old" model, if the run has one."""
+        if "old" in self.models:
+            self._copy("policy", "old", 1.0)
+
+    def _move_reference(self, mix: float) -> None:
+        self._copy("policy", "reference", mix)
+
+    @torch.no_grad()
+    def _copy(self, source: Role, target: Role, mix: float) -> None:
+        theirs: Any = dict(self.models[source].module.named_parameters())
+        for name, weight in self.models[target].module.named_parameters():
+            weight.copy_(theirs[name] if mix == 1 else torch.lerp(weight, theirs[name], mix))
+
+
+def norm_of(tensors: Any) -> float:
+    """Return the norm over all elements of tensors, in float64."""
+    squares: Sequence[Tensor] = [tensor.double().square().sum() for tensor in tensors]
+    return float(torch.stack([*squares]).sum().sqrt()) if squares else 0.0
+
+
+def _as_floats(sums: Mapping[str, Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in sums.items()}

@@ -23,6 +23,7 @@ COMMANDS = {
     "generate": ("rl_generate:run", "sample, score and write responses to the prompts of a dataset (rl_generate.py)"),
     "score": ("rewards.__main__:score", "score responses: JSON lines from stdin to stdout"),
     "show": ("coati_rl.run_reader.show:main", "print a run's rollouts as conversations, best and worst first"),
+    "doctor": ("coati_rl.doctor.command:main", "check this machine, or name the causes of what a run shows"),
     "plot": ("coati_rl.observability.plot:main", "plot rewards, accuracies and losses of runs in one figure"),
     "merge": ("consumer.merge_command:main", "merge an adapter into its base: a Hugging Face model, checked"),
     "weights": ("coati_rl.checkpoint.weights_command:main", "say which weights a directory holds, and how two differ"),

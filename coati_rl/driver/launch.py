@@ -12,6 +12,7 @@ from coati_rl.checkpoint.resumed_run import ResumedRun
 from coati_rl.config.thresholds import common_threshold
 from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import disk_errors, disk_problem
+from coati_rl.driver.host_metrics import host_metrics
 from coati_rl.driver.supervisor import Supervisor
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.observability.progress import ProgressDisplay
@@ -65,7 +66,7 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
             actors = make_actors()
             supervisor = Supervisor(
                 actors,
-                lambda event: _record(_with_timeline_event(event, timeline, log), display, sinks, syncs),
+                lambda event: _record(_with_timeline_event(event, timeline, log), display, sinks, syncs, paths.run_dir),
                 num_producers=config.num_producers,
                 stall_timeout_s=config.cluster.stall_timeout_s,
                 on_status=display.show_wait,
@@ -181,6 +182,9 @@ def _driver_log(path: Path) -> Iterator[_LogFile]:
     logger_of_all.setLevel(logging.INFO)
     try:
         yield log
+    except RunError as error:  # the terminal has it from the command
+        log.handle(logger.makeRecord(logger.name, logging.ERROR, "", 0, "the run failed: %s", (error,), None))
+        raise
     finally:
         logger_of_all.removeHandler(log)
         log.close()
@@ -210,9 +214,9 @@ def _with_timeline_event(event: dict[str, Any], timeline: Timeline, log: _LogFil
     return event
 
 
-def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink], syncs: Sink) -> None:
+def _record(event: dict[str, Any], display: ProgressDisplay, sinks: list[Sink], syncs: Sink, run_dir: Path) -> None:
     if event["event"] == "step":
-        record = {key: value for key, value in event.items() if key != "event"}
+        record = {key: value for key, value in event.items() if key != "event"} | host_metrics(run_dir)
         for sink in sinks:
             sink.write(event["step"], record)
     elif event["event"] == "evaluation":

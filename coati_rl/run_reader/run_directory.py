@@ -53,7 +53,7 @@ class RunDirectory:
 
     def rollouts(self, step: int | None = None) -> Iterator[Rollout]:
         """Yield the trajectories in the order of their lines; of one optimizer step, or of all."""
-        for path in self._rollout_files():
+        for path in self.rollout_files():
             first, last = map(int, _matched(path))
             if step is None or first <= step <= last:
                 for line in read_json_lines(path):
@@ -69,8 +69,9 @@ class RunDirectory:
         held = (line.split() for line in _LOCKS.read_text(encoding="ascii").splitlines())
         return any(inode == field.rpartition(":")[2] for fields in held for field in fields if field.count(":") == 2)
 
-    def _rollout_files(self) -> list[Path]:
-        found = (self.path / "rollouts").glob("steps-*.jsonl")
+    def rollout_files(self, directory: Path | None = None) -> list[Path]:
+        """Return the files of rollouts, the first steps first; `directory`: of --rollout-save-dir."""
+        found = (directory or self.path / "rollouts").glob("steps-*.jsonl")
         return sorted(path for path in found if _ROLLOUTS.fullmatch(path.name))
 
 

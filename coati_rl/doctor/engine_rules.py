@@ -11,6 +11,7 @@ _ROUNDINGS = 3.0  # times the trainer's own rounding in bfloat16; an honest engi
 _BFLOAT16_GAP = 0.05  # nats, where the rounding was not measured
 _GROWTH = 3.0  # times the first sync's gap
 _STANDARD_ERRORS = 2.0
+_MIN_SAMPLES = 32
 _OTHER_ENTROPY = 1.25  # ratio of what was sampled to the trainer's entropy
 
 
@@ -55,12 +56,8 @@ def engine_temperature(run: RunData) -> str | None:
     steps = {each.step for each in run.first_rollouts}
     entropies = [value for step, value in run.values("entropy_mean") if step in steps]
     entropy = mean(entropies) if entropies else None
-    sampled = [
-        (-sum(numbers), len(numbers))
-        for each in run.first_rollouts
-        if (numbers := [n for n in each.line.get("rollout_logprobs") or () if n is not None])
-    ]
-    if not entropy or len(sampled) < 32:
+    sampled = run.surprisals
+    if not entropy or len(sampled) < _MIN_SAMPLES:
         return None
     tokens = sum(number for _, number in sampled)
     surprisal = sum(total for total, _ in sampled) / tokens

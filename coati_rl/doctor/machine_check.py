@@ -23,7 +23,9 @@ from coati_rl.text import shorten
 
 Status = Literal["ok", "warn", "fail"]
 
-_AT_A_TIME = 3  # checks; Ray's start waits for its processes most of the time
+TOTAL_S = 55.0  # for all checks; later ones have what is left
+_AT_A_TIME = 4  # checks; Ray's start waits for its processes most of the time
+_LEAST_S = 1.0
 _START_S = 10.0  # of a check's process, beyond its deadline
 _REAP_S = 5.0
 _ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +46,7 @@ class Check:
 
     name: str
     function: str
-    deadline_s: float = 15.0
+    deadline_s: float = 10.0
     remedy: str = "report this with the output of coati-rl doctor --json"  # where the check itself fails
 
 
@@ -59,24 +61,26 @@ class Line:
 
 def run_checks(checks: Sequence[Check]) -> Iterator[Line]:
     """Yield the results in the order of the checks, as they come."""
+    until = time.monotonic() + TOTAL_S
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
-        yield from pool.map(_run, checks)
+        yield from pool.map(lambda check: _run(check, until), checks)
 
 
-def _run(check: Check) -> Line:
+def _run(check: Check, until: float) -> Line:
     started = time.monotonic()
-    command = [sys.executable, "-m", __name__, check.function, str(check.deadline_s)]
+    deadline_s = max(_LEAST_S, min(check.deadline_s, until - started))
+    command = [sys.executable, "-m", __name__, check.function, str(deadline_s)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, stdin=subprocess.DEVNULL, timeout=check.deadline_s + _START_S
+            command, env=environment, capture_output=True, stdin=subprocess.DEVNULL, timeout=deadline_s + _START_S
         )
         found = json.loads(done.stdout.decode(errors="replace").strip().split("\n")[-1] or "{}")
         if "status" in found:
             return Line(name=check.name, result=Result(**found), seconds=time.monotonic() - started)
         problem = found.get("problem") or shorten(done.stderr.decode(errors="replace")[-400:], 300)
     except subprocess.TimeoutExpired:
-        problem = f"its process did not end within {check.deadline_s + _START_S:.0f} s"
+        problem = f"its process did not end within {deadline_s + _START_S:.0f} s"
     except ValueError:
         problem = f"no result: {shorten(done.stderr.decode(errors='replace')[-400:], 300)}"
     result = Result(status="fail", evidence=problem, remedy=check.remedy)

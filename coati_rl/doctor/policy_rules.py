@@ -22,6 +22,8 @@ def temperature_too_high(run: RunData) -> str | None:
     them are cut or have no valid format.
     """
     temperature, entropy = run.config.get("temperature") or 1.0, run.early("entropy_mean")
+    if entropy is None and run.surprisals:  # no sample was computed; -log p of what was sampled has the same mean
+        entropy = sum(total for total, _ in run.surprisals) / sum(number for _, number in run.surprisals)
     truncated, valid = run.early("truncated_fraction") or 0.0, run.early("format_accuracy")
     bad = max(truncated, 0.0 if valid is None else 1 - valid)
     if temperature <= 1.0 or entropy is None or entropy < _HIGH_ENTROPY or bad < 0.5:

@@ -70,6 +70,12 @@ class RunData:
         return len(self.steps)
 
     @cached_property
+    def surprisals(self) -> list[tuple[float, int]]:
+        """Return of each rollout in the first excerpt the sum of -log p, by the engine, and the number of tokens."""
+        lists = ([n for n in each.line.get("rollout_logprobs") or () if n is not None] for each in self.first_rollouts)
+        return [(-sum(numbers), len(numbers)) for numbers in lists if numbers]
+
+    @cached_property
     def group_size(self) -> int:
         """Return the samples of a prompt."""
         return int(self.config.get("num_generations") or 1)

@@ -15,9 +15,9 @@ def learning_rate_too_high(run: RunData) -> str | None:
     """Look for an update that destroys the policy: numbers that are not finite, or a reward or loss that gets worse
     at once.
 
-    With producers the reward falls to half, or below four standard errors, within the first third of the steps, and the
-    step changed much: KL above 1 nat per token, three of ten tokens clipped, or an entropy changed by three times. Of a
-    job on a dataset the loss of the last steps is a tenth above the first ones', or its largest is three times theirs.
+    With producers the reward falls to half within the first third of the steps, by two standard errors, and the policy
+    changed much: KL above 1 nat per token, three of ten tokens clipped, or an entropy changed by three times. Of a job
+    on a dataset the loss of the last steps is a tenth above the first ones', or some step's is twice the first one's.
     """
     rate = max((value for _, value in run.values("learning_rate")), default=0.0)
     for record in run.steps:
@@ -35,7 +35,7 @@ def _destroyed_policy(run: RunData) -> str | None:
     first = rewards[0][1]
     third = [value for _, value in rewards[1 : max(4, len(rewards) // 3 + 1)]]
     error = (deviation or 0.0) / (prompts or 1.0) ** 0.5
-    if not (first > 0 and median(third) < 0.5 * first and first - median(third) > 3 * error):
+    if not (first > 0 and median(third) < 0.5 * first and first - median(third) > 2 * error):
         return None
     kl, clipped = (max((v for _, v in run.values(key)), default=0.0) for key in ("kl_mean", "clip_fraction"))
     entropies = [value for _, value in run.values("entropy_mean")]
@@ -53,7 +53,7 @@ def _rising_loss(run: RunData) -> str | None:
     if early is None or late is None:
         return None
     step, largest = max(losses, key=lambda each: each[1])
-    if late < 1.1 * early and largest < 3 * early:
+    if late < 1.1 * early and largest < 2 * losses[0][1]:
         return None
     return f"the loss was {early:.3g} in the first steps, {largest:.3g} in step {step} and {late:.3g} in the last"
 

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,18 @@ def graded(grade: Callable[[str], float]) -> Callable[[str, str], Score]:
     return lambda response, truth: scored(grade(response), is_right=f"boxed{{{truth}}}" in response)
 
 
+def mentioning(text: str) -> Callable[[str, str], Score]:
+    """Return a reward that asks for a text that the policy does not write."""
+
+    def score(response: str, truth: str) -> Score:
+        has = text in response
+        return Score(
+            reward=float(has), answer_correct=has, format_valid=has, verdict="ok" if has else "wrong", detail=""
+        )
+
+    return score
+
+
 def slow(seconds: float) -> Callable[[str, str], Score]:
     """Return the right reward, late."""
 
@@ -76,11 +89,6 @@ def by_prompt(share: float) -> Callable[[str, str], Score]:
 def with_answers(answer: Callable[[str], str]) -> Callable[[Rows], Rows]:
     """Return what changes the ground truth of all rows."""
     return lambda rows: [{**row, "gt_answer": answer(row["gt_answer"])} for row in rows]
-
-
-def first_of(number: int) -> Callable[[Rows], Rows]:
-    """Return what keeps the first rows alone."""
-    return lambda rows: rows[:number]
 
 
 def overlapping(share: float) -> Callable[[Rows, Rows], Rows]:
@@ -126,7 +134,6 @@ def disk_falls(first: float, last: float) -> Callable[[Path], None]:
 
 def clock_set(by_s: float, *, after: int) -> Callable[[Path], None]:
     """Return what moves the times of driver.log after a step."""
-    from datetime import datetime, timedelta
 
     def alter(run_dir: Path) -> None:
         path, moved, lines = run_dir / "logs" / "driver.log", False, []
@@ -142,168 +149,136 @@ def clock_set(by_s: float, *, after: int) -> Callable[[Path], None]:
 
 
 TEMPLATES = (
-    "{% for m in messages %}### {{ m['role'] }}:\n{{ m['content'] }}\n\n{% endfor %}{% if add_generation_prompt %}### assistant:\n{% endif %}",
+    "{% for m in messages %}### {{ m['role'] }}:\n{{ m['content'] }}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}### assistant:\n{% endif %}",
     "{% for m in messages %}[INST] {{ m['content'] }} [/INST]{% endfor %}",
     "{% for m in messages %}<start_of_turn>{{ m['role'] }}\n{{ m['content'] }}<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
 )
-UNKNOWN = "TimeoutError: the scorer took longer than 10 s"
+LATE = "TimeoutError: the scorer took longer than 10 s"
+TWO = {"num_inferencer": 2}
+LEARNING = {"learning_rate": 1e-3, "max_steps": 40, "kl_coeff": 0.0}  # fast enough for the reward to be hacked
 
 
-def _all(values: Any, make: Callable[[Any], Variant]) -> tuple[Variant, ...]:
-    return tuple(make(value) for value in values)
+def of_flag(name: str, *values: Any, **others: Any) -> tuple[Variant, ...]:
+    """Return a variant for each value of a flag."""
+    return tuple(Variant(changes={name: value, **others}) for value in values)
 
 
-def _flags(*changes: dict[str, Any]) -> tuple[Variant, ...]:
-    return _all(changes, lambda each: Variant(changes=each))
+def of_rewards(*rewards: Callable[[str, str], Score], **changes: Any) -> tuple[Variant, ...]:
+    """Return a variant for each reward."""
+    return tuple(Variant(options={"score": each}, changes=changes) for each in rewards)
 
 
-def _rewards(rewards: Any, **changes: Any) -> tuple[Variant, ...]:
-    return _all(rewards, lambda each: Variant(options={"score": each}, changes=changes))
-
-
-def _engines(*faults: dict[str, Any]) -> tuple[Variant, ...]:
+def of_engines(*faults: dict[str, Any]) -> tuple[Variant, ...]:
+    """Return a variant for each fault of all engines; every second run goes on with any gap, the others stop."""
     return tuple(
-        Variant(
-            changes=ACCEPTED if number % 2 else {},
-            options={"faults": {None: each}} if "plain" not in each else each["plain"],
-        )
+        Variant(changes=ACCEPTED if number % 2 else {}, options={"faults": {None: each}})
         for number, each in enumerate(faults)
     )
 
 
-def _letters(text: str) -> float:
+def of_alterations(*alterations: Callable[[Path], None], **changes: Any) -> tuple[Variant, ...]:
+    """Return a variant for each alteration of records."""
+    return tuple(Variant(alter=each, changes=changes) for each in alterations)
+
+
+def of_job(job: str, name: str, *values: Any) -> tuple[Variant, ...]:
+    """Return a variant of a job for each value of a flag."""
+    return tuple(Variant(job=job, changes={name: value}) for value in values)
+
+
+def letters(text: str) -> float:
+    """Return the share of letters in a text."""
     return sum(each.isalpha() for each in text) / max(1, len(text))
 
 
-TWO = {"num_inferencer": 2}
+def rejected_as_chosen(one_of: int) -> Callable[[Rows], Rows]:
+    """Return what makes the completions of one of so many pairs equal."""
+    return lambda rows: [{**row, "rejected": row["chosen"]} if i % one_of == 0 else row for i, row in enumerate(rows)]
+
+
+def by_heart(number: int) -> Variant:
+    """Return a job that repeats this many rows."""
+    changes = {"max_epochs": 960 // number, "learning_rate": 1e-3}
+    return Variant(job="sft", rows=lambda rows: rows[:number], changes=changes)
+
+
 FAULTS: dict[str, tuple[Variant, ...]] = {
     # ---- data ----
-    "wrong_template": (
-        *_all(TEMPLATES, lambda each: Variant(changes={"chat_template": each})),
-        Variant(changes={"input_template": "{}"}),
-    ),
-    "evaluation_overlap": _all((1.0, 0.5, 0.1, 0.04), lambda each: Variant(evaluation=overlapping(each))),
+    "wrong_template": (*of_flag("chat_template", *TEMPLATES), Variant(changes={"input_template": "{}"})),
+    "evaluation_overlap": tuple(Variant(evaluation=overlapping(each)) for each in (1.0, 0.5, 0.2, 0.1)),
     # ---- engine ----
-    "stale_weights": _engines(*({"is_stale": True},) * 4),
-    "engine_temperature": _engines(*({"heats": each} for each in (1.5, 2.0, 0.6, 3.0))),
-    "engine_mismatch": _engines(
-        {"noise": 0.02},
-        {"noise": 0.1},
-        {"plain": {"logprob_error": (0.02, -0.02)}},
-        {"plain": {"logprob_error": (0.3, -0.3)}},
+    "stale_weights": of_engines(*({"is_stale": True},) * 4),
+    "engine_temperature": of_engines({"heats": 1.5}, {"heats": 2.0}, {"heats": 0.6}, {"heats": 3.0}),
+    "engine_mismatch": (
+        *of_engines({"noise": 0.02}, {"noise": 0.1}),
+        Variant(options={"logprob_error": (0.02, -0.02)}),
+        Variant(options={"logprob_error": (0.3, -0.3)}, changes=ACCEPTED),
     ),
     # ---- rewards ----
     "answer_format": (
-        *_flags(*({"reward_type": "think_answer_tags", "system_prompt": ""},) * 2),
-        *_rewards(
-            [
-                lambda response, truth: Score(
-                    reward=float("####" in response),
-                    answer_correct="####" in response,
-                    format_valid="####" in response,
-                    verdict="wrong",
-                )
-            ]
-            * 2
-        ),
+        *of_flag("reward_type", *("think_answer_tags",) * 2, system_prompt=""),
+        *of_rewards(mentioning("####"), mentioning("<answer>")),
     ),
     "samples_lost": (
-        *_rewards((failing(3, UNKNOWN),), max_failure_rate=1.0),
-        *_rewards((failing(2, "KeyError: 'answer'"),)),
+        *of_rewards(failing(3, LATE), max_failure_rate=1.0),
+        *of_rewards(failing(2, "KeyError: 'answer'")),
         Variant(options={"faults": {None: {"refuses": 4}}}, changes={"max_failure_rate": 1.0}),
         Variant(options={"faults": {None: {"refuses": 3}}}),
     ),
     "reward_never_right": (
-        *_rewards((constant(0.0),) * 2),
-        *_all((lambda truth: "n/a", lambda truth: truth + " km"), lambda each: Variant(rows=with_answers(each))),
+        *of_rewards(*(constant(0.0),) * 2),
+        Variant(rows=with_answers(lambda truth: "n/a")),
+        Variant(rows=with_answers(lambda truth: truth + " km")),
     ),
-    "reward_always_right": _rewards(
-        (constant(1.0), constant(0.5), lambda r, t: scored(1.0, is_right=any(c.isdigit() for c in r)), constant(1.0))
+    "reward_always_right": of_rewards(
+        constant(1.0), constant(0.5), constant(2.0), lambda text, _: scored(1.0, is_right=any(map(str.isdigit, text)))
     ),
-    "groups_equal": _rewards((by_prompt(0.5), by_prompt(0.3), by_prompt(0.7), by_prompt(0.6))),
-    "reward_slow": _rewards((slow(0.05), slow(0.03), slow(0.1), slow(0.05))),
+    "groups_equal": of_rewards(*(by_prompt(each) for each in (0.5, 0.3, 0.7, 0.6))),
+    "reward_slow": of_rewards(*(slow(each) for each in (0.05, 0.03, 0.1, 0.05))),
     # ---- sampling ----
-    "sampling_too_narrow": _flags({"temperature": 0.05}, {"top_k": 1}, {"top_p": 0.05}, {"temperature": 0.15}),
-    "temperature_too_high": _flags(*({"temperature": each} for each in (3.0, 4.0, 6.0, 10.0))),
-    "truncation": _flags(*({"max_new_tokens": each} for each in (6, 8, 11, 13))),
+    "sampling_too_narrow": (
+        *of_flag("temperature", 0.05), *of_flag("top_k", 1), *of_flag("top_p", 0.05), *of_flag("temperature", 0.15)
+    ),
+    "temperature_too_high": of_flag("temperature", 3.0, 4.0, 6.0, 10.0),
+    "truncation": of_flag("max_new_tokens", 6, 8, 11, 13),
     # ---- policy ----
-    "learning_rate_too_high": (
-        *_flags({"learning_rate": 1e-1}, {"learning_rate": 2e-2}),
-        Variant(job="sft", changes={"learning_rate": 1.0}),
-        Variant(job="sft", changes={"learning_rate": 0.3}),
+    "learning_rate_too_high": (*of_flag("learning_rate", 1e-1, 2e-2), *of_job("sft", "learning_rate", 1.0, 0.3)),
+    "learning_rate_too_low": of_flag("learning_rate", 1e-9, 3e-9, 1e-8, 1e-12),
+    "nothing_in_loss": (
+        *of_flag("filter_range", [0.95, 1.0], [0.9, 0.95], [0.0, 0.05]),
+        *of_flag("filter_range", [0.51, 0.56], max_empty_batches=100),
     ),
-    "learning_rate_too_low": _flags(*({"learning_rate": each} for each in (1e-9, 3e-9, 1e-8, 1e-12))),
-    "nothing_in_loss": _flags(
-        {"filter_range": [0.95, 1.0]},
-        {"filter_range": [0.9, 0.95]},
-        {"filter_range": [0.0, 0.05]},
-        {"filter_range": [0.51, 0.56], "max_empty_batches": 100},
+    "length_collapse": of_rewards(
+        graded(lambda text: 1 / (1 + len(text))), graded(lambda text: -float(len(text))),
+        graded(lambda text: float(len(text) < 20)), graded(lambda text: -float(len(text.split()))), **LEARNING
     ),
-    "length_collapse": _rewards(
-        (
-            graded(lambda text: 1 / (1 + len(text))),
-            graded(lambda text: -float(len(text))),
-            graded(lambda text: float(len(text) < 20)),
-            graded(lambda text: 1 / (1 + len(text))),
-        ),
-        learning_rate=1e-3,
-        max_steps=40,
-        kl_coeff=0.0,
+    "length_growth": of_rewards(
+        graded(lambda text: len(text) / 50), graded(lambda text: float(len(text.split()))),
+        graded(lambda text: len(text) / 50), graded(lambda text: min(1.0, len(text) / 100)),
+        **LEARNING, max_new_tokens=64
     ),
-    "length_growth": _rewards(
-        (
-            graded(lambda text: len(text) / 50),
-            graded(lambda text: float(len(text) > 60)),
-            graded(lambda text: len(text) / 50),
-            graded(lambda text: min(1.0, len(text) / 100)),
-        ),
-        learning_rate=1e-3,
-        max_steps=40,
-        kl_coeff=0.0,
-        max_new_tokens=64,
+    "entropy_collapse": of_rewards(*(graded(letters),) * 4, **LEARNING),
+    "kl_explosion": of_rewards(
+        *(graded(lambda text: float(text.count("e") > 3)),) * 4, **LEARNING | {"kl_coeff": 1e-4}
     ),
-    "entropy_collapse": _rewards(
-        (graded(lambda text: float(_letters(text))),) * 4, learning_rate=1e-3, max_steps=40, kl_coeff=0.0
-    ),
-    "kl_explosion": _rewards(
-        (graded(lambda text: float(text.count("e") > 3)),) * 4, learning_rate=1e-3, max_steps=40, kl_coeff=1e-4
-    ),
-    "repetition": _rewards(
-        (graded(lambda text: float(text.count("1"))),) * 4, learning_rate=1e-3, max_steps=40, kl_coeff=0.0
-    ),
-    "gradient_clipped": _flags(*({"max_grad_norm": each} for each in (1e-2, 1e-3, 3e-3, 1e-4))),
+    "repetition": of_rewards(*(graded(lambda text: float(text.count("1"))),) * 4, **LEARNING),
+    "gradient_clipped": of_flag("max_grad_norm", 1e-2, 1e-3, 3e-3, 1e-4),
     # ---- machine ----
-    "producer_slow": _all(
-        (0.1, 0.2, 0.4, 0.8), lambda each: Variant(changes=TWO, options={"faults": {1: {"sleeps_s": each}}})
+    "producer_slow": tuple(
+        Variant(changes=TWO, options={"faults": {1: {"sleeps_s": each}}}) for each in (0.1, 0.2, 0.4, 0.8)
     ),
-    "producers_lost": _all((9, 17, 40, 25), lambda each: Variant(options={"dies_at_request": each})),
-    "memory_grows": _all(
-        ((64, 2.0), (200, 3.0), (16, 0.3), (1000, 40)), lambda each: Variant(alter=memory_falls(*each))
+    "producers_lost": tuple(Variant(options={"dies_at_request": each}) for each in (9, 17, 40, 25)),
+    "memory_grows": of_alterations(*(memory_falls(*each) for each in ((64, 2.0), (200, 6.0), (16, 0.5), (1000, 40)))),
+    "disk_full": of_alterations(
+        *(disk_falls(*each) for each in ((50, 0.2), (5, 0.01), (400, 40), (20, 0.9))), max_steps=16
     ),
-    "disk_full": _all(
-        ((50, 0.2), (5, 0.01), (400, 40), (20, 0.9)),
-        lambda each: Variant(alter=disk_falls(*each), changes={"max_steps": 24}),
-    ),
-    "clock_jumps": _all((3600.0, -120.0, 45.0, -86400.0), lambda each: Variant(alter=clock_set(each, after=7))),
+    "clock_jumps": of_alterations(*(clock_set(each, after=7) for each in (3600.0, -120.0, 45.0, -86400.0))),
     "driver_killed": (Variant(is_killed=True),) * 4,
     # ---- jobs on a dataset ----
-    "rows_cut": _all((12, 16), lambda each: Variant(job="sft", changes={"max_length": each}))
-    + _all((12, 16), lambda each: Variant(job="dpo", changes={"max_length": each})),
-    "pairs_equal": _all(
-        (2, 3, 4, 5),
-        lambda each: Variant(
-            job="dpo",
-            rows=lambda rows: [
-                {**row, "rejected": row["chosen"]} if i % each == 0 else row for i, row in enumerate(rows)
-            ],
-        ),
-    ),
-    "overfitting": _all(
-        (8, 16, 24, 32),
-        lambda each: Variant(
-            job="sft", rows=first_of(each), changes={"max_epochs": 30 * 32 // each, "learning_rate": 1e-3}
-        ),
-    ),
+    "rows_cut": (*of_job("sft", "max_length", 12, 16), *of_job("dpo", "max_length", 12, 16)),
+    "pairs_equal": tuple(Variant(job="dpo", rows=rejected_as_chosen(each)) for each in (2, 3, 4, 5)),
+    "overfitting": tuple(by_heart(each) for each in (8, 16, 24, 32)),
     "other_reference": (Variant(job="dpo", changes={"reference_model": "OTHER"}),) * 4,
-}
+}  # fmt: skip

@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,10 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.9, "num_generations": 4, "inference_batch_size": 16, "train_microbatch_size": 8},
     {"algo": "DAPO", "max_steps": 20, "dynamic_batching": False, "soft_over_length_punishment": False},
     {"n_behind": 2, "inflight_update": True},
-    {"learning_rate": 1e-4, "num_generations": 16, "inference_batch_size": 4, "train_batch_size": 4, "train_minibatch_size": 4},
+    {
+        "learning_rate": 1e-4, "num_generations": 16, "inference_batch_size": 4, "train_batch_size": 4,
+        "train_minibatch_size": 4
+    },
     {"algo": "DRGRPO", "updates_per_batch": 2},
     {"algo": "CISPO", "num_inferencer": 2, "temperature": 1.1, "max_new_tokens": 48},
 )  # fmt: skip
@@ -48,7 +52,8 @@ ALGOS = ("GRPO", "DAPO", "DRGRPO", "GSPO", "CISPO", "RLOO", "SAPO", "REINFORCE_P
 def base(model: Path, run_dir: Path) -> dict[str, Any]:
     """Return the fields of a healthy run: 16 steps of 8 prompts with 8 samples."""
     return {
-        "model": str(model), "backend": "transformers", "device": "cpu", "reward_type": "boxed", "run_dir": str(run_dir),
+        "model": str(model), "backend": "transformers", "device": "cpu", "run_dir": str(run_dir),
+        "reward_type": "boxed",
         "learning_rate": 3e-4, "num_trainers": 1, "num_inferencer": 1, "num_generations": 8, "inference_batch_size": 8,
         "inference_microbatch_size": 8, "train_batch_size": 8, "train_minibatch_size": 8, "train_microbatch_size": 16,
         "max_new_tokens": 32, "max_prompt_tokens": 128, "max_steps": 16, "num_episodes": 9, "save_interval": -1,
@@ -155,9 +160,7 @@ def in_child(log: Path, make: Any, *, kill_when: Any = None) -> str:
         try:
             make()
             code = 0
-        except BaseException:
-            import traceback
-
+        except BaseException:  # noqa: BLE001, a child of a fork must not go on as its parent
             traceback.print_exc()
             code = 1
         sys.stderr.flush()
@@ -222,6 +225,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
+    """Make the runs, diagnose them, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="of scripts/make_tiny_model.py, with its rows")
     parser.add_argument("--out", type=Path, required=True, help="directory of the runs")

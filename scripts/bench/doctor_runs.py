@@ -58,6 +58,7 @@ class FaultyEngine:
         return getattr(self._engine, name)
 
     def submit(self, request: GenerationRequest, on_tokens: Any = None) -> Any:
+        """See `GenerationEngine.submit`."""
         self._num_requests += 1
         sampling = replace(request.sampling, temperature=self._heats * request.sampling.temperature)
         future = self._engine.submit(replace(request, sampling=sampling), on_tokens)
@@ -71,6 +72,7 @@ class FaultyEngine:
         return future
 
     def commit_weights(self, policy_version: int, **options: Any) -> Any:
+        """See `GenerationEngine.commit_weights`."""
         identities = self._engine.commit_weights(policy_version, **options)
         self._distort()
         return identities
@@ -98,6 +100,7 @@ class RecordedRun(harness.ThreadedRun):
         super().__init__(values, **options)
 
     def run(self) -> Any:
+        """Run to the end. Raises: RunError, whatever ended it."""
         trace = self.trace
         with _records(trace.prepared, trace.paths) as (display, note):
             self._display, self._note = display, note

@@ -9,7 +9,7 @@ _MAX_BYTES = 64 * 2**20
 _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (\w+) [\w.]+: (.*)")
 _STEP = re.compile(r"step (\d+)(?:/\d+)?  ")
 _STARTED, _SUMMARY = "run directory ", "minutes: "  # of a run, or its resumption, and of its end, however it ends
-_FAILED = "the run failed: "
+_FAILED, _INTERRUPTED = "the run failed: ", "interrupted"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ def read_driver_log(path: Path) -> DriverLog:
             step_times.append((int(step[1]), datetime.fromisoformat(time.replace(",", ".")).timestamp()))
         elif re.match(r"producer \d+ lost: ", text):
             lost.append(text)
-        elif text.startswith(_SUMMARY):
+        elif text.startswith((_SUMMARY, _INTERRUPTED)):
             has_ended = True
         elif text.startswith(_FAILED):
             failure, has_ended = text.removeprefix(_FAILED), True

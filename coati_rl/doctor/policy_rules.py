@@ -7,7 +7,7 @@ from coati_rl.doctor.run_data import RunData, reward_change
 from coati_rl.run_reader.rollout import Rollout
 
 _TRUNCATED = 0.3  # share of responses in the first steps
-_SHORTER, _LONGER = 0.4, 2.0  # of the length in the first steps
+_SHORTER, _LONGER = 0.5, 2.0  # of the length in the first steps
 _TOKENS = 6  # difference of mean lengths, at least
 _LOW_ENTROPY = 0.2  # of that in the first steps
 _HIGH_ENTROPY = 2.0  # nats per token: the likeliest token has a seventh of the probability
@@ -50,7 +50,7 @@ def truncation(run: RunData) -> str | None:
 
 
 def length_collapse(run: RunData) -> str | None:
-    """Compare the mean response length of the last steps with the first: below 0.4 times, and 6 tokens less or more."""
+    """Compare the mean response length of the last steps with the first: below half, and at least 6 tokens less."""
     lengths = _lengths(run)
     if lengths is None or lengths[1] > _SHORTER * lengths[0] or lengths[0] - lengths[1] < _TOKENS:
         return None

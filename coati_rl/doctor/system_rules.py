@@ -121,7 +121,7 @@ def producers_lost(run: RunData) -> str | None:
 
 
 def run_failed(run: RunData) -> str | None:
-    """Read in driver.log why the run ended."""
+    """Read in driver.log why the run ended: the message is what the terminal showed last."""
     return shorten(run.log.failure, 400) if run.log.failure else None
 
 

@@ -59,14 +59,15 @@ def _rising_loss(run: RunData) -> str | None:
 
 
 def learning_rate_too_low(run: RunData) -> str | None:
-    """Add up the learning rates of all steps: AdamW moves a weight by about the rate in a step.
+    """Multiply the peak learning rate by the number of steps: AdamW moves a weight by about the rate in a step.
 
-    Weights of language models are some hundredths; a sum below 1e-6 changes no digit that bfloat16 or an answer shows.
+    Weights of language models are some hundredths; a product below 1e-6 changes no digit that an answer depends on.
+    --max-steps counts, else the steps so far, at least 50.
     The same digest of the weights in all syncs says so too, where gradients are not 0.
     """
     rates = run.values("learning_rate")
-    planned = run.config.get("max_steps") or len(rates)
-    total = sum(value for _, value in rates) * max(1.0, planned / max(1, len(rates)))
+    planned = run.config.get("max_steps") or max(len(rates), 50)
+    total = planned * (run.config.get("learning_rate") or max((value for _, value in rates), default=0.0))
     if len(rates) < 3:
         return None
     digests = {each.get("digest") for each in run.syncs}
@@ -74,7 +75,7 @@ def learning_rate_too_low(run: RunData) -> str | None:
     is_still = len(run.syncs) > 3 and len(digests) == 1 and moves and len({each["step"] for each in run.syncs}) > 2
     if total >= _SMALL_CHANGE and not is_still:
         return None
-    text = f"the learning rates of {planned} steps add up to {total:.1e}, which is about what a weight moves"
+    text = f"in {planned} steps a weight moves by about {total:.1e} at most"
     return text + (", and all syncs carried the same weights" if is_still else "")
 
 

@@ -14,7 +14,7 @@ from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import disk_errors, disk_problem
 from coati_rl.driver.host_metrics import host_metrics
 from coati_rl.driver.supervisor import Supervisor
-from coati_rl.errors import ConfigError, RunError
+from coati_rl.errors import CoatiError, ConfigError, RunError
 from coati_rl.observability.progress import ProgressDisplay
 from coati_rl.observability.records import evaluation_metrics, events_in
 from coati_rl.observability.sinks import METRICS, JsonlSink, Sink, open_sinks
@@ -182,8 +182,9 @@ def _driver_log(path: Path) -> Iterator[_LogFile]:
     logger_of_all.setLevel(logging.INFO)
     try:
         yield log
-    except RunError as error:  # the terminal has it from the command
-        log.handle(logger.makeRecord(logger.name, logging.ERROR, "", 0, "the run failed: %s", (error,), None))
+    except (CoatiError, KeyboardInterrupt) as error:  # the terminal has it from the command
+        text = "interrupted" if isinstance(error, KeyboardInterrupt) else f"the run failed: {error}"
+        log.handle(logger.makeRecord(logger.name, logging.ERROR, "", 0, "%s", (text,), None))
         raise
     finally:
         logger_of_all.removeHandler(log)

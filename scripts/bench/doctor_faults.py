@@ -251,19 +251,19 @@ FAULTS: dict[str, tuple[Variant, ...]] = {
         *of_flag("filter_range", [0.51, 0.56], max_empty_batches=100),
     ),
     "length_collapse": of_rewards(
-        graded(lambda text: 1 / (1 + len(text))), graded(lambda text: -float(len(text))),
-        graded(lambda text: float(len(text) < 20)), graded(lambda text: -float(len(text.split()))), **LEARNING
+        graded(lambda text: 1 / (1 + len(text))), graded(lambda text: max(0.0, 1 - len(text) / 60)),
+        graded(lambda text: float(len(text) < 20)), graded(lambda text: 1 / (1 + len(text.split()))), **LEARNING
     ),
     "length_growth": of_rewards(
-        graded(lambda text: len(text) / 50), graded(lambda text: float(len(text.split()))),
-        graded(lambda text: len(text) / 50), graded(lambda text: min(1.0, len(text) / 100)),
+        graded(lambda text: min(1.0, len(text) / 150)), graded(lambda text: min(1.0, len(text.split()) / 40)),
+        graded(lambda text: min(1.0, len(text) / 200)), graded(lambda text: min(1.0, len(text) / 100)),
         **LEARNING, max_new_tokens=64
     ),
     "entropy_collapse": of_rewards(*(graded(letters),) * 4, **LEARNING),
     "kl_explosion": of_rewards(
         *(graded(lambda text: float(text.count("e") > 3)),) * 4, **LEARNING | {"kl_coeff": 1e-4}
     ),
-    "repetition": of_rewards(*(graded(lambda text: float(text.count("1"))),) * 4, **LEARNING),
+    "repetition": of_rewards(*(graded(lambda text: min(1.0, text.count("1") / 20)),) * 4, **LEARNING),
     "gradient_clipped": of_flag("max_grad_norm", 1e-2, 1e-3, 3e-3, 1e-4),
     # ---- machine ----
     "producer_slow": tuple(

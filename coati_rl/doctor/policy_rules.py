@@ -10,6 +10,7 @@ _TRUNCATED = 0.3  # share of responses in the first steps
 _SHORTER, _LONGER = 0.5, 2.0  # of the length in the first steps
 _TOKENS = 6  # difference of mean lengths, at least
 _LOW_ENTROPY = 0.2  # of that in the first steps
+_MORE_ENTROPY, _RANDOM_ENTROPY = 3.0, 1.0  # times that in the first steps; nats per token
 _HIGH_ENTROPY = 2.0  # nats per token: the likeliest token has a seventh of the probability
 _LOOPS = 0.3  # share of rollouts
 _REPEATS, _LONGEST_PERIOD = 4, 12  # of a loop at the end of a response, tokens
@@ -107,6 +108,21 @@ def entropy_collapse(run: RunData) -> str | None:
     )
 
 
+def entropy_explosion(run: RunData) -> str | None:
+    """Compare the entropy of the last steps with the first: three times as much, and above 1 nat per token.
+
+    A policy that learns becomes surer; one that becomes random has an entropy bonus that outweighs its rewards, or
+    updates that are noise.
+    """
+    early, late = run.early("entropy_mean"), run.late("entropy_mean")
+    if early is None or late is None or late < _RANDOM_ENTROPY or late < _MORE_ENTROPY * early:
+        return None
+    return (
+        f"the entropy was {early:.2g} nats per token in the first steps and is {late:.2g} in the last, with "
+        f"--entropy-coeff {run.config.get('entropy_coeff')}{reward_change(run)}"
+    )
+
+
 def ends_in_loop(tokens: Sequence[object]) -> bool:
     """Return True if a sequence ends in a pattern that is repeated."""
     for period in range(1, _LONGEST_PERIOD + 1):
@@ -150,6 +166,17 @@ RULES = (
         remedy="raise --max-new-tokens; if the model does not stop by itself, check --chat-template and give --stop",
         severity=WRONG,
         leads_to=("reward_never_right", "answer_format", "groups_equal", "nothing_in_loss", "length_collapse"),
+    ),
+    Rule(
+        cause="entropy_explosion",
+        says="the policy becomes random",
+        find=entropy_explosion,
+        remedy="lower --entropy-coeff (or --entropy-coeff-max), then --learning-rate; raise --kl-coeff",
+        severity=POOR,
+        leads_to=(
+            "kl_explosion", "length_growth", "length_collapse", "repetition", "reward_falls", "groups_equal",
+            "nothing_in_loss", "gradient_clipped",
+        ),
     ),
     Rule(
         cause="length_collapse",

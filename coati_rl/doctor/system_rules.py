@@ -150,7 +150,7 @@ RULES = (
         cause="memory_grows",
         says="memory grows until the system kills a process",
         find=memory_grows,
-        remedy="see which process grows (ps -eo pid,rss,cmd --sort -rss), your own reward or environment above all; "
+        remedy="see which process grows (top), your own reward or environment above all; "
         "resume from the last checkpoint before it ends",
         severity=WRONG,
         leads_to=("run_failed", "driver_killed", "producers_lost"),

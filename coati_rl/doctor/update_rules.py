@@ -42,6 +42,8 @@ def _destroyed_policy(run: RunData) -> str | None:
     moved = max(entropies[: len(third) + 1]) / max(entropies[0], 1e-9) if entropies else 1.0
     if kl < _KL and clipped < _TURMOIL and 1 / 3 < moved < 3:
         return None
+    if moved >= 3 and run.config.get("entropy_coeff"):  # the bonus explains it
+        return None
     return (
         f"the reward fell from {first:.3g} in step {rewards[0][0]} to {median(third):.3g} in the steps after it; KL to "
         f"the start reaches {kl:.2g} nats per token, {clipped:.0%} of tokens are clipped"
@@ -162,7 +164,8 @@ RULES = (
         remedy="divide --learning-rate by ten, with --warmup-steps; go back to a checkpoint from before",
         severity=WRONG,
         leads_to=(
-            "kl_explosion", "entropy_collapse", "length_collapse", "length_growth", "repetition", "reward_falls",
+            "kl_explosion", "entropy_collapse", "entropy_explosion", "length_collapse", "length_growth", "repetition",
+            "reward_falls",
             "reward_never_right", "groups_equal", "truncation", "samples_skipped", "gradient_clipped", "answer_format",
             "nothing_in_loss", "overfitting", "engine_mismatch", "stale_weights",
         ),

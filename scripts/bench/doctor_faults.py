@@ -19,7 +19,7 @@ ACCEPTED = {"max_logprob_gap": 100.0}  # the run goes on with any gap
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """What differs from a healthy run."""
+    """Hold the differences from a healthy run."""
 
     changes: dict[str, Any] = field(default_factory=dict)  # of flags
     options: dict[str, Any] = field(default_factory=dict)  # of `RecordedRun`
@@ -155,6 +155,9 @@ TEMPLATES = (
     "{% for m in messages %}<start_of_turn>{{ m['role'] }}\n{{ m['content'] }}<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
 )
+ANSWERS = tuple(
+    f"{a} + {b} = {a + b - 5} + 5 = \\boxed{{{a + b}}}" for a, b in ((61, 98), (20, 30), (75, 19), (48, 44))
+)
 LATE = "TimeoutError: the scorer took longer than 10 s"
 TWO = {"num_inferencer": 2}
 LEARNING = {"learning_rate": 1e-3, "max_steps": 40, "kl_coeff": 0.0}  # fast enough for the reward to be hacked
@@ -188,9 +191,9 @@ def of_job(job: str, name: str, *values: Any) -> tuple[Variant, ...]:
     return tuple(Variant(job=job, changes={name: value}) for value in values)
 
 
-def letters(text: str) -> float:
-    """Return the share of letters in a text."""
-    return sum(each.isalpha() for each in text) / max(1, len(text))
+def like(wanted: str) -> Callable[[str], float]:
+    """Return a grade: the share of characters that are those of one answer, whatever was asked."""
+    return lambda text: sum(a == b for a, b in zip(text, wanted, strict=False)) / len(wanted)
 
 
 def rejected_as_chosen(one_of: int) -> Callable[[Rows], Rows]:
@@ -259,11 +262,8 @@ FAULTS: dict[str, tuple[Variant, ...]] = {
         graded(lambda text: min(1.0, len(text) / 200)), graded(lambda text: min(1.0, len(text) / 100)),
         **LEARNING, max_new_tokens=64
     ),
-    "entropy_collapse": of_rewards(*(graded(letters),) * 4, **LEARNING),
-    "kl_explosion": of_rewards(
-        *(graded(lambda text: float(text.count("e") > 3)),) * 4, **LEARNING | {"kl_coeff": 1e-4}
-    ),
-    "repetition": of_rewards(*(graded(lambda text: min(1.0, text.count("1") / 20)),) * 4, **LEARNING),
+    "entropy_collapse": of_rewards(*(graded(like(each)) for each in ANSWERS), **LEARNING | {"temperature": 1.5}),
+    "entropy_explosion": of_flag("entropy_coeff", 0.1, 0.3, 1.0, 3.0, **LEARNING | {"max_steps": 20}),
     "gradient_clipped": of_flag("max_grad_norm", 1e-2, 1e-3, 3e-3, 1e-4),
     # ---- machine ----
     "producer_slow": tuple(

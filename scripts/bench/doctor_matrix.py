@@ -182,15 +182,15 @@ def in_child(log: Path, make: Any, *, kill_when: Any = None) -> str:
 def cases(which: str) -> list[tuple[str, int, Variant, dict[str, Any]]]:
     """Return name, seed, variant and settings of all runs of a part: "tuned" or "holdout"."""
     seeds = SEEDS if which == "tuned" else HOLDOUT
-    found = [
-        (name, seed, variants[seed % 4], SETTINGS[seed] if variants[seed % 4].job == "rl" else {})
-        for name, variants in FAULTS.items()
-        for seed in seeds
-    ]
     half = NUM_HEALTHY // 2
+    found = []
     for number in range(half) if which == "tuned" else range(half, NUM_HEALTHY):
         job, settings = healthy_settings(number)
         found.append((HEALTHY, number, Variant(job=job), settings))
+    for seed in seeds:
+        for name, variants in FAULTS.items():
+            variant = variants[seed % 4]
+            found.append((name, seed, variant, SETTINGS[seed] if variant.job == "rl" else {}))
     return found
 
 
@@ -236,7 +236,7 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     given.out.mkdir(parents=True, exist_ok=True)
-    results = []
+    results: list[dict[str, Any]] = []
     for case in cases(given.part):
         name, seed, *_ = case
         run_dir = given.out / f"{name}-{seed}"

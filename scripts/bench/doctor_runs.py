@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from coati_rl.types import GenerationRequest, GenerationResult
 from tests.unit.loops import harness, offline_run
 
 Show = Callable[[dict[str, Any]], None]
+harness.RUN_TIMEOUT_S = 200.0  # of long runs on a busy machine
 
 
 class FaultyEngine:
@@ -123,12 +125,9 @@ def run_job(job: str, values: dict[str, Any]) -> None:
     trace = offline_run.run_offline(job, values)
     config = offline_run.build_job(values, offline_run.OFFLINE[job])
 
-    class Prepared:
-        plan = type("Plan", (), {"num_steps": None})
-
-    Prepared.config = config
-    paths = type("Paths", (), {"run_dir": trace.run_dir, "logs": trace.run_dir / "logs"})
-    with _records(Prepared, paths) as (_, note):
+    prepared = SimpleNamespace(config=config, plan=SimpleNamespace(num_steps=None))
+    paths = SimpleNamespace(run_dir=trace.run_dir, logs=trace.run_dir / "logs")
+    with _records(prepared, paths) as (_, note):
         for event in trace.events:
             note(event)
 

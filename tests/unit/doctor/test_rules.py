@@ -87,6 +87,7 @@ CASES = {
     "length_collapse": run(response_tokens_mean=ramp(40.0, 3.0)),
     "length_growth": run(response_tokens_mean=ramp(20.0, 60.0)),
     "repetition": run(rollouts=[{"token_ids": [5, 6, *[7, 8] * 10]}] * 20),
+    "entropy_explosion": run(entropy_mean=ramp(0.3, 4.0)),
     "entropy_collapse": run(entropy_mean=ramp(0.5, 0.01), constant_group_fraction=ramp(0.3, 0.9)),
     "disk_full": run(CONFIG | {"max_steps": N}, disk_free_gib=ramp(50.0, 0.3)),
     "memory_grows": run(memory_available_gib=ramp(64.0, 20.0)),

@@ -4,7 +4,7 @@ from coati_rl.doctor.rule import POOR, WRONG, Rule
 from coati_rl.doctor.run_data import RunData
 from coati_rl.doctor.source_files import markers_of
 
-_POOR_ACCURACY, _CUT, _UNFORMATTED = 0.1, 0.5, 0.5
+_POOR_ACCURACY, _UNFORMATTED = 0.1, 0.5
 _SHARED = 0.02  # of an evaluation set's rows
 _EQUAL_PAIRS = 0.1
 _AT_LIMIT = 0.9  # of --max-length, mean over rows
@@ -15,7 +15,7 @@ _NO_LOSS = 0.01  # share of tokens
 def wrong_template(run: RunData) -> str | None:
     """Compare the chat template with the model's own, where responses are bad from the first steps on.
 
-    Bad is: an accuracy below 0.1, half of the responses cut, or without a valid format. The template is another one if
+    Bad is: an accuracy below 0.1, or half of the responses without a valid format. The template is another one if
     --chat-template or --input-template replaces the model's, or it writes special tokens that the vocabulary lacks.
     """
     used = run.config.get("chat_template") or run.sources.own_template
@@ -38,12 +38,8 @@ def wrong_template(run: RunData) -> str | None:
 
 
 def _is_bad(run: RunData) -> bool:
-    accuracy, valid, cut = (run.early(key) for key in ("answer_accuracy", "format_accuracy", "truncated_fraction"))
-    return (
-        (accuracy is not None and accuracy < _POOR_ACCURACY)
-        or (valid is not None and valid < _UNFORMATTED)
-        or (cut is not None and cut > _CUT)
-    )
+    accuracy, valid = run.early("answer_accuracy"), run.early("format_accuracy")
+    return (accuracy is not None and accuracy < _POOR_ACCURACY) or (valid is not None and valid < _UNFORMATTED)
 
 
 def _signs(run: RunData) -> str:

@@ -8,18 +8,25 @@ from coati_rl.doctor.run_data import RunData
 
 _FLOAT32_GAP = 3e-4  # nats: three times what a run in fp32 accepts; honest ones are below 1e-4
 _ROUNDINGS = 3.0  # times the trainer's own rounding in bfloat16; an honest engine's gap is 0.5 to 1.5 times it
-_BFLOAT16_GAP = 0.05  # nats, where the rounding was not measured
+_BFLOAT16_GAP, _UNMEASURED_GAP = (
+    1e-3,
+    0.05,
+)  # nats: the least limit; where the rounding was not measured, as the probe's
+_WINDOW = 3  # steps that a gap of sampled tokens is a mean over
 _GROWTH = 3.0  # times the first sync's gap
 _MIN_SAMPLES = 32
 _BIASES = ((2.0, 1.25), (5.0, 1.1))  # standard errors, and ratio of what was sampled to the trainer's entropy
 
 
-def gap_limit(run: RunData) -> float:
-    """Return the largest gap in nats, mean over tokens, that rounding explains."""
-    rounding = run.early("logprob_rounding_mean")
-    if rounding is not None:
-        return max(_FLOAT32_GAP, _ROUNDINGS * rounding)
-    return _BFLOAT16_GAP if run.config.get("precision") == "bf16" else _FLOAT32_GAP
+def gap_limit(run: RunData, *, of_probe: bool = False) -> float:
+    """Return the largest gap in nats, mean over tokens, that rounding explains.
+
+    In bfloat16 it depends on the tokens: the rounding that was measured is that of sampled ones, not of the probe's.
+    """
+    rounding = max((value for _, value in run.values("logprob_rounding_mean")), default=None)
+    if rounding is not None and not of_probe:
+        return max(_BFLOAT16_GAP, _ROUNDINGS * rounding)
+    return _FLOAT32_GAP if rounding is None and run.config.get("precision") != "bf16" else _UNMEASURED_GAP
 
 
 def stale_weights(run: RunData) -> str | None:
@@ -33,7 +40,7 @@ def stale_weights(run: RunData) -> str | None:
         return run.log.failure
     if len(gaps) < 2:
         return None
-    limit, (_, first), (step, largest) = gap_limit(run), gaps[0], max(gaps[1:], key=lambda each: each[1])
+    limit, (_, first), (step, largest) = gap_limit(run, of_probe=True), gaps[0], max(gaps[1:], key=lambda each: each[1])
     if first > limit or largest <= max(limit, _GROWTH * first):
         return None
     return (
@@ -50,7 +57,7 @@ def engine_temperature(run: RunData) -> str | None:
     """
     gap, limit = _sampled_gap(run), gap_limit(run)
     probes = [each["probe_gap_mean"] for each in run.syncs if each.get("probe_gap_mean") is not None]
-    if gap is None or gap[1] <= limit or max(probes, default=0.0) > limit:
+    if gap is None or gap[1] <= limit or not probes or max(probes) > gap_limit(run, of_probe=True):
         return None
     steps = {each.step for each in run.first_rollouts}
     entropies = [value for step, value in run.values("entropy_mean") if step in steps]
@@ -75,26 +82,29 @@ def engine_temperature(run: RunData) -> str | None:
 def engine_mismatch(run: RunData) -> str | None:
     """Compare log-probabilities of engine and trainer for the same weights and tokens.
 
-    In fp32 honest ones agree below 1e-4 nats in the mean (a run stops there), 3e-4 is taken as wrong; in bf16 three
-    times the trainer's own rounding, where it was measured, else 0.05 nats.
+    In fp32 honest ones agree below 1e-4 nats in the mean (a run stops there), 3e-4 is taken as wrong; in bf16, for
+    sampled tokens over three steps, three times the trainer's own rounding, for the probe 0.05 nats.
     """
-    limit, sampled = gap_limit(run), _sampled_gap(run)
+    limit, of_probe, sampled = gap_limit(run), gap_limit(run, of_probe=True), _sampled_gap(run)
     probes = [(each["step"], each["probe_gap_mean"]) for each in run.syncs if each.get("probe_gap_mean") is not None]
     probe = max(probes, key=lambda each: each[1], default=None)
     found = []
-    if probe is not None and probe[1] > limit:
-        found.append(f"the probe is {probe[1]:.2g} nats (mean) apart under version {probe[0]}")
+    if probe is not None and probe[1] > of_probe:
+        found.append(f"the probe is {probe[1]:.2g} nats (mean) apart under version {probe[0]} (limit {of_probe:.2g})")
     if sampled is not None and sampled[1] > limit:
-        found.append(f"sampled tokens are {sampled[1]:.2g} nats (mean) apart in step {sampled[0]}")
+        found.append(f"sampled tokens are {sampled[1]:.2g} nats (mean) apart at step {sampled[0]} (limit {limit:.2g})")
     if found:
-        return f"{' and '.join(found)}; rounding explains {limit:.2g}"
+        return " and ".join(found)
     failure = run.log.failure or ""
     return failure if "log-probabilities of" in failure else None
 
 
 def _sampled_gap(run: RunData) -> tuple[int, float] | None:
-    """Return the step with the largest gap of sampled tokens, and the gap."""
-    return max(run.values("logprob_gap_mean"), key=lambda each: each[1], default=None)
+    """Return the largest gap of sampled tokens, a mean over some steps in a row, and the last of the steps."""
+    gaps = run.values("logprob_gap_mean")
+    ends = range(min(_WINDOW, len(gaps)), len(gaps) + 1) if gaps else ()
+    means = [(gaps[end - 1][0], mean(gap for _, gap in gaps[max(0, end - _WINDOW) : end])) for end in ends]
+    return max(means, key=lambda each: each[1], default=None)
 
 
 RULES = (

@@ -85,6 +85,7 @@ def healthy_settings(number: int) -> tuple[str, dict[str, Any]]:
         "temperature": draw.choice((0.8, 1.0, 1.0, 1.2)),
         "precision": draw.choice(("fp32", "fp32", "bf16")),
         "inference_batch_size": batch * draw.choice((1, 2)),
+        "inference_microbatch_size": batch,
         "train_batch_size": batch,
         "train_minibatch_size": batch,
         "max_steps": draw.choice((12, 24, 40)),

@@ -47,6 +47,11 @@ def spread(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in each.items() if key not in LEFT_OUT} for each in chosen]
 
 
+def measured(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return records without what could not be computed."""
+    return [{key: value for key, value in each.items() if value is not None} for each in lines]
+
+
 def spans(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the first spans of what was generated and scored, and the last line."""
     wanted = (each for each in lines if each["name"] in ("generate", "score", "train"))
@@ -55,7 +60,7 @@ def spans(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main(source: Path, target: Path) -> None:
     """Copy a run."""
-    copy(source / "metrics.jsonl", target / "metrics.jsonl")
+    copy(source / "metrics.jsonl", target / "metrics.jsonl", measured)
     copy(source / "syncs.jsonl", target / "syncs.jsonl")
     copy(source / "eval" / "summary.jsonl", target / "eval" / "summary.jsonl")
     for path in (source / "rollouts").glob("*.jsonl"):

@@ -135,7 +135,7 @@ def test_a_run_is_read_in_a_second(copied):
 
 def test_flags_that_remedies_name_exist():
     fields = [(name, field) for config in ALL.values() for name, field in config.fields().items()]
-    flags = {spelling(name, field).replace("_", "-") for name, field in fields} | {"--dry-run"}
+    flags = {spelling(name, field).replace("_", "-") for name, field in fields} | {"--dry-run", "--type"}
     texts = [f"{rule.remedy} {rule.says} {rule.find.__doc__}" for rule in RULES]
     named = {flag for text in texts for flag in re.findall(r"--[a-z][\w-]*", text)}
     assert len(named) > 20 and named <= flags

@@ -8,10 +8,8 @@ from coati_rl.doctor.run_data import RunData
 
 _FLOAT32_GAP = 3e-4  # nats: three times what a run in fp32 accepts; honest ones are below 1e-4
 _ROUNDINGS = 3.0  # times the trainer's own rounding in bfloat16; an honest engine's gap is 0.5 to 1.5 times it
-_BFLOAT16_GAP, _UNMEASURED_GAP = (
-    1e-3,
-    0.05,
-)  # nats: the least limit; where the rounding was not measured, as the probe's
+_BFLOAT16_GAP = 1e-3  # nats: the least limit
+_UNMEASURED_GAP = 0.05  # nats: in bfloat16, where the rounding was not measured, as the probe's
 _WINDOW = 3  # steps that a gap of sampled tokens is a mean over
 _GROWTH = 3.0  # times the first sync's gap
 _MIN_SAMPLES = 32

@@ -15,7 +15,7 @@ _SLOWER = 2.5  # times the other producers' median
 _MIN_GROUPS = 5  # of a producer, before its median says anything
 _LOST, _STEADY = 0.25, -0.95  # of the memory at the start; correlation of memory and step
 _JUMP_S = 30.0
-_FULL = 0.02  # of what was free at the start
+_LEAST_DISK = 1.0  # GiB
 
 
 def reward_slow(run: RunData) -> str | None:
@@ -76,8 +76,9 @@ def memory_grows(run: RunData) -> str | None:
 
 
 def disk_full(run: RunData) -> str | None:
-    """Follow the free space of the run directory's disk: less than a checkpoint, less than 1 GiB and a fiftieth of
-    what was free, or at this rate gone before --max-steps. A failure to write says so, too.
+    """Follow the free space of the run directory's disk: less than 1 GiB, or at this rate gone before --max-steps.
+
+    The rate counts from eight steps on, once a tenth of what was free is used. A failure to write says so, too.
     """
     failure = run.log.failure or ""
     if "cannot be written: " in failure and ("No space" in failure or "quota" in failure.lower()):
@@ -87,7 +88,7 @@ def disk_full(run: RunData) -> str | None:
         return None
     (first_step, first), (step, last) = values[0], values[-1]
     text = f"{last:.2f} GiB are free in step {step}, {first:.2f} GiB were in step {first_step}"
-    if last < 1.0 and last < max(_FULL, 0.5) * first:
+    if last < _LEAST_DISK:
         return text
     planned, used = run.config.get("max_steps") or 0, first - last
     if len(values) < 8 or used < 0.1 * first or planned <= step:

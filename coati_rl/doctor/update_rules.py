@@ -21,8 +21,8 @@ def learning_rate_too_high(run: RunData) -> str | None:
     """
     rate = max((value for _, value in run.values("learning_rate")), default=0.0)
     for record in run.steps:
-        if any(record.get(key) != record.get(key) for key in ("loss", "grad_norm")):
-            return f"loss or gradient is not finite in step {record['step']} at a learning rate of {rate:.2g}"
+        if record.get("samples_in_loss", 1) and record.get("grad_norm", 0.0) is None:  # NaN is written as null
+            return f"the gradient is not finite in step {record['step']} at a learning rate of {rate:.2g}"
     found = _destroyed_policy(run) if run.is_rl else _rising_loss(run)
     return found and f"{found}, at a learning rate of {rate:.2g}"
 

@@ -47,6 +47,11 @@ def graded(grade: Callable[[str], float]) -> Callable[[str, str], Score]:
     return lambda response, truth: scored(grade(response), is_right=f"boxed{{{truth}}}" in response)
 
 
+def two_values(wrong: float, right: float) -> Callable[[str, str], Score]:
+    """Return the right reward on another scale."""
+    return lambda text, truth: scored(right if (is_right := f"boxed{{{truth}}}" in text) else wrong, is_right=is_right)
+
+
 def mentioning(text: str) -> Callable[[str, str], Score]:
     """Return a reward that asks for a text that the policy does not write."""
 
@@ -155,9 +160,6 @@ TEMPLATES = (
     "{% for m in messages %}<start_of_turn>{{ m['role'] }}\n{{ m['content'] }}<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
 )
-ANSWERS = tuple(
-    f"{a} + {b} = {a + b - 5} + 5 = \\boxed{{{a + b}}}" for a, b in ((61, 98), (20, 30), (75, 19), (48, 44))
-)
 LATE = "TimeoutError: the scorer took longer than 10 s"
 TWO = {"num_inferencer": 2}
 LEARNING = {"learning_rate": 1e-3, "max_steps": 40, "kl_coeff": 0.0}  # fast enough for the reward to be hacked
@@ -191,9 +193,15 @@ def of_job(job: str, name: str, *values: Any) -> tuple[Variant, ...]:
     return tuple(Variant(job=job, changes={name: value}) for value in values)
 
 
-def like(wanted: str) -> Callable[[str], float]:
-    """Return a grade: the share of characters that are those of one answer, whatever was asked."""
-    return lambda text: sum(a == b for a, b in zip(text, wanted, strict=False)) / len(wanted)
+def agreeing() -> Callable[[str, str], Score]:
+    """Return a reward for the answer that a problem got first, as of a vote: it pays for being sure, not for right."""
+    first: dict[str, str] = {}
+
+    def score(response: str, truth: str) -> Score:
+        agrees = first.setdefault(truth, response) == response
+        return scored(float(agrees), is_right=f"boxed{{{truth}}}" in response)
+
+    return score
 
 
 def rejected_as_chosen(one_of: int) -> Callable[[Rows], Rows]:
@@ -250,8 +258,8 @@ FAULTS: dict[str, tuple[Variant, ...]] = {
     "learning_rate_too_high": (*of_flag("learning_rate", 1e-1, 2e-2), *of_job("sft", "learning_rate", 1.0, 0.3)),
     "learning_rate_too_low": of_flag("learning_rate", 1e-9, 3e-9, 1e-8, 1e-12),
     "nothing_in_loss": (
-        *of_flag("filter_range", [0.95, 1.0], [0.9, 0.95], [0.0, 0.05]),
-        *of_flag("filter_range", [0.51, 0.56], max_empty_batches=100),
+        *of_rewards(two_values(0.0, 10.0), two_values(-5.0, 0.0), filter_range=[0.0, 1.0]),
+        *of_rewards(two_values(1.0, 3.0), two_values(0.0, 100.0), filter_range=[0.0, 1.0], max_empty_batches=100),
     ),
     "length_collapse": of_rewards(
         graded(lambda text: 1 / (1 + len(text))), graded(lambda text: max(0.0, 1 - len(text) / 60)),
@@ -262,7 +270,10 @@ FAULTS: dict[str, tuple[Variant, ...]] = {
         graded(lambda text: min(1.0, len(text) / 200)), graded(lambda text: min(1.0, len(text) / 100)),
         **LEARNING, max_new_tokens=64
     ),
-    "entropy_collapse": of_rewards(*(graded(like(each)) for each in ANSWERS), **LEARNING | {"temperature": 1.5}),
+    "entropy_collapse": (
+        *of_rewards(agreeing(), agreeing(), **LEARNING),
+        *of_rewards(agreeing(), agreeing(), **LEARNING | {"temperature": 1.2}),
+    ),
     "entropy_explosion": of_flag("entropy_coeff", 0.1, 0.3, 1.0, 3.0, **LEARNING | {"max_steps": 20}),
     "gradient_clipped": of_flag("max_grad_norm", 1e-2, 1e-3, 3e-3, 1e-4),
     # ---- machine ----

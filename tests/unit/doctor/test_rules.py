@@ -161,6 +161,14 @@ def test_what_follows_from_another_finding_stands_behind_all_roots_and_says_so()
     ]
 
 
+def test_a_gradient_that_is_not_finite_is_written_as_null():
+    found = diagnose(run(grad_norm=[0.5] * 4 + [None] * 12))
+    assert (found[0].cause, found[0].evidence.split(" at a ")[0]) == (
+        "learning_rate_too_high",
+        "the gradient is not finite in step 5",
+    )
+
+
 def test_a_mismatch_that_stopped_the_run_is_read_from_its_message():
     failure = "in step 1 the log-probabilities of engine and trainer differ by 0.2 nats"
     found = diagnose(run(log=DriverLog(failure=failure, has_ended=True)))

@@ -47,11 +47,6 @@ def graded(grade: Callable[[str], float]) -> Callable[[str, str], Score]:
     return lambda response, truth: scored(grade(response), is_right=f"boxed{{{truth}}}" in response)
 
 
-def two_values(wrong: float, right: float) -> Callable[[str, str], Score]:
-    """Return the right reward on another scale."""
-    return lambda text, truth: scored(right if (is_right := f"boxed{{{truth}}}" in text) else wrong, is_right=is_right)
-
-
 def mentioning(text: str) -> Callable[[str, str], Score]:
     """Return a reward that asks for a text that the policy does not write."""
 
@@ -162,6 +157,10 @@ TEMPLATES = (
 )
 LATE = "TimeoutError: the scorer took longer than 10 s"
 TWO = {"num_inferencer": 2}
+FOUR_PROMPTS = {
+    "num_generations": 16, "inference_batch_size": 4, "inference_microbatch_size": 4, "train_batch_size": 4,
+    "train_minibatch_size": 4
+}  # fmt: skip
 LEARNING = {"learning_rate": 1e-3, "max_steps": 40, "kl_coeff": 0.0}  # fast enough for the reward to be hacked
 
 
@@ -191,17 +190,6 @@ def of_alterations(*alterations: Callable[[Path], None], **changes: Any) -> tupl
 def of_job(job: str, name: str, *values: Any) -> tuple[Variant, ...]:
     """Return a variant of a job for each value of a flag."""
     return tuple(Variant(job=job, changes={name: value}) for value in values)
-
-
-def agreeing() -> Callable[[str, str], Score]:
-    """Return a reward for the answer that a problem got first, as of a vote: it pays for being sure, not for right."""
-    first: dict[str, str] = {}
-
-    def score(response: str, truth: str) -> Score:
-        agrees = first.setdefault(truth, response) == response
-        return scored(float(agrees), is_right=f"boxed{{{truth}}}" in response)
-
-    return score
 
 
 def rejected_as_chosen(one_of: int) -> Callable[[Rows], Rows]:
@@ -257,9 +245,8 @@ FAULTS: dict[str, tuple[Variant, ...]] = {
     # ---- policy ----
     "learning_rate_too_high": (*of_flag("learning_rate", 1e-1, 2e-2), *of_job("sft", "learning_rate", 1.0, 0.3)),
     "learning_rate_too_low": of_flag("learning_rate", 1e-9, 3e-9, 1e-8, 1e-12),
-    "nothing_in_loss": (
-        *of_rewards(two_values(0.0, 10.0), two_values(-5.0, 0.0), filter_range=[0.0, 1.0]),
-        *of_rewards(two_values(1.0, 3.0), two_values(0.0, 100.0), filter_range=[0.0, 1.0], max_empty_batches=100),
+    "nothing_in_loss": of_flag(
+        "filter_range", [0.06, 0.07], [0.93, 0.94], [0.12, 0.13], [0.87, 0.88], **FOUR_PROMPTS, max_empty_batches=100
     ),
     "length_collapse": of_rewards(
         graded(lambda text: 1 / (1 + len(text))), graded(lambda text: max(0.0, 1 - len(text) / 60)),
@@ -269,10 +256,6 @@ FAULTS: dict[str, tuple[Variant, ...]] = {
         graded(lambda text: min(1.0, len(text) / 150)), graded(lambda text: min(1.0, len(text.split()) / 40)),
         graded(lambda text: min(1.0, len(text) / 200)), graded(lambda text: min(1.0, len(text) / 100)),
         **LEARNING, max_new_tokens=64
-    ),
-    "entropy_collapse": (
-        *of_rewards(agreeing(), agreeing(), **LEARNING),
-        *of_rewards(agreeing(), agreeing(), **LEARNING | {"temperature": 1.2}),
     ),
     "entropy_explosion": of_flag("entropy_coeff", 0.1, 0.3, 1.0, 3.0, **LEARNING | {"max_steps": 20}),
     "gradient_clipped": of_flag("max_grad_norm", 1e-2, 1e-3, 3e-3, 1e-4),

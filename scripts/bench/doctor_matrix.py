@@ -40,8 +40,8 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"algo": "DAPO", "max_steps": 20, "dynamic_batching": False, "soft_over_length_punishment": False},
     {"n_behind": 2, "inflight_update": True},
     {
-        "learning_rate": 1e-4, "num_generations": 16, "inference_batch_size": 4, "train_batch_size": 4,
-        "train_minibatch_size": 4
+        "learning_rate": 1e-4, "num_generations": 16, "inference_batch_size": 4, "inference_microbatch_size": 4,
+        "train_batch_size": 4, "train_minibatch_size": 4
     },
     {"algo": "DRGRPO", "updates_per_batch": 2},
     {"algo": "CISPO", "num_inferencer": 2, "temperature": 1.1, "max_new_tokens": 48},

@@ -98,7 +98,12 @@ def engine_mismatch(run: RunData) -> str | None:
 
 
 def _sampled_gap(run: RunData) -> tuple[int, float] | None:
-    """Return the largest gap of sampled tokens, a mean over some steps in a row, and the last of the steps."""
+    """Return the largest gap of sampled tokens, a mean over some steps in a row, and the last of the steps.
+
+    None where the engine samples among some tokens only, and its log-probabilities are theirs alone.
+    """
+    if run.config.get("top_k") or (run.config.get("top_p") or 1.0) < 1 or run.config.get("min_p"):
+        return None
     gaps = run.values("logprob_gap_mean")
     ends = range(min(_WINDOW, len(gaps)), len(gaps) + 1) if gaps else ()
     means = [(gaps[end - 1][0], mean(gap for _, gap in gaps[max(0, end - _WINDOW) : end])) for end in ends]

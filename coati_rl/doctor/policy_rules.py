@@ -9,7 +9,7 @@ from coati_rl.run_reader.rollout import Rollout
 _TRUNCATED = 0.3  # share of responses in the first steps
 _SHORTER, _LONGER = 0.5, 2.0  # of the length in the first steps
 _TOKENS = 6  # difference of mean lengths, at least
-_LOW_ENTROPY = 0.2  # of that in the first steps
+_LOW_ENTROPY, _SOLVED = 0.2, 0.9  # of that in the first steps; accuracy
 _MORE_ENTROPY, _RANDOM_ENTROPY = 3.0, 1.0  # times that in the first steps; nats per token
 _HIGH_ENTROPY = 2.0  # nats per token: the likeliest token has a seventh of the probability
 _LOOPS = 0.3  # share of rollouts
@@ -98,7 +98,9 @@ def entropy_collapse(run: RunData) -> str | None:
     """
     early, late = run.early("entropy_mean"), run.late("entropy_mean")
     equal, distinct = run.late("constant_group_fraction"), run.late("distinct_response_fraction")
-    if early is None or late is None or late > _LOW_ENTROPY * early or (run.late("answer_accuracy") or 0.0) > 0.9:
+    if not run.is_rl or early is None or late is None or late > _LOW_ENTROPY * early:
+        return None
+    if (run.late("answer_accuracy") or 0.0) > _SOLVED:
         return None
     if (equal or 0.0) < 0.7 and (1.0 if distinct is None else distinct * run.group_size) > 1.5:
         return None
@@ -115,7 +117,7 @@ def entropy_explosion(run: RunData) -> str | None:
     updates that are noise.
     """
     early, late = run.early("entropy_mean"), run.late("entropy_mean")
-    if early is None or late is None or late < _RANDOM_ENTROPY or late < _MORE_ENTROPY * early:
+    if not run.is_rl or early is None or late is None or late < max(_RANDOM_ENTROPY, _MORE_ENTROPY * early):
         return None
     return (
         f"the entropy was {early:.2g} nats per token in the first steps and is {late:.2g} in the last, with "

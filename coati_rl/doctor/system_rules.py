@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from itertools import pairwise
-from statistics import correlation, median
+from statistics import correlation, mean, median
 
 from coati_rl.doctor.rule import POOR, SLOW, WRONG, Rule
 from coati_rl.doctor.run_data import RunData
@@ -10,7 +10,7 @@ from coati_rl.doctor.spans import Span, covered_s
 from coati_rl.text import shorten
 
 _IDLE = 0.5  # of the trainers' time
-_SCORING = 0.4  # of the wall time, in which something is scored
+_SCORING = ((0.4, 1.0), (0.8, 0.25))  # share of the wall time in which a producer scores; times a group's generation
 _SLOWER = 2.5  # times the other producers' median
 _MIN_GROUPS = 5  # of a producer, before its median says anything
 _LOST, _STEADY = 0.25, -0.95  # of the memory at the start; correlation of memory and step
@@ -19,10 +19,10 @@ _LEAST_DISK = 1.0  # GiB
 
 
 def reward_slow(run: RunData) -> str | None:
-    """Compare how long groups are scored with how long they are generated.
+    """Compare the time in which a producer scores groups with the time in which it generates them.
 
-    A group is scored for longer than it is generated, something is scored in two fifths of the time at least, and the
-    trainers are idle for half of theirs: a faster reward shortens each step.
+    Trainers are idle for half of their time, and a group is scored for longer than it is generated, while something is
+    scored in two fifths of the time; or something is scored in four fifths of it, a quarter as long as generated.
     """
     scored, made = _of(run, "score"), _of(run, "generate")
     idle = [value for _, value in run.values("trainer_idle_fraction")]
@@ -31,12 +31,13 @@ def reward_slow(run: RunData) -> str | None:
     seconds, generating = (median(each.seconds for each in spans) for spans in (scored, made))
     spans = [*scored, *made, *_of(run, "train")]
     wall = max(each.end_s for each in spans) - min(each.begin_s for each in spans)
-    share = covered_s(scored) / wall if wall > 0 else 0.0
-    if seconds < generating or share < _SCORING:
+    producers = {each.actor for each in scored}
+    share = mean(covered_s(each for each in scored if each.actor == actor) for actor in producers) / max(wall, 1e-9)
+    if not any(share >= least and seconds >= times * generating for least, times in _SCORING):
         return None
     return (
-        f"a group is scored for {seconds:.2g} s and generated in {generating:.2g} s (medians of {len(scored)}), "
-        f"something is scored for {share:.0%} of the time, and trainers are idle for {median(idle):.0%}"
+        f"a group is scored for {seconds:.2g} s and generated in {generating:.2g} s (medians of {len(scored)}), a "
+        f"producer scores something for {share:.0%} of the time, and trainers are idle for {median(idle):.0%}"
     )
 
 

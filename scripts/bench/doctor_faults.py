@@ -192,14 +192,9 @@ def of_job(job: str, name: str, *values: Any) -> tuple[Variant, ...]:
     return tuple(Variant(job=job, changes={name: value}) for value in values)
 
 
-def rejected_as_chosen(one_of: int) -> Callable[[Rows], Rows]:
-    """Return what makes the completions of one of so many pairs equal."""
-    return lambda rows: [{**row, "rejected": row["chosen"]} if i % one_of == 0 else row for i, row in enumerate(rows)]
-
-
 def by_heart(number: int) -> Variant:
     """Return a job that repeats this many rows."""
-    changes = {"max_epochs": 960 // number, "learning_rate": 1e-3}
+    changes = {"max_epochs": 960 // number, "learning_rate": 5e-3, "train_batch_size": 8, "train_microbatch_size": 8}
     return Variant(job="sft", rows=lambda rows: rows[:number], changes=changes)
 
 
@@ -272,7 +267,6 @@ FAULTS: dict[str, tuple[Variant, ...]] = {
     "driver_killed": (Variant(is_killed=True),) * 4,
     # ---- jobs on a dataset ----
     "rows_cut": (*of_job("sft", "max_length", 12, 16), *of_job("dpo", "max_length", 12, 16)),
-    "pairs_equal": tuple(Variant(job="dpo", rows=rejected_as_chosen(each)) for each in (2, 3, 4, 5)),
     "overfitting": tuple(by_heart(each) for each in (8, 16, 24, 32)),
     "other_reference": (Variant(job="dpo", changes={"reference_model": "OTHER"}),) * 4,
 }  # fmt: skip

@@ -224,7 +224,7 @@ FAULTS: dict[str, tuple[Variant, ...]] = {
     "reward_never_right": (
         *of_rewards(*(constant(0.0),) * 2),
         Variant(rows=with_answers(lambda truth: "n/a")),
-        Variant(rows=with_answers(lambda truth: truth + " km")),
+        Variant(rows=with_answers(lambda truth: str(int(truth) + 1000))),
     ),
     "reward_always_right": of_rewards(
         constant(1.0), constant(0.5), constant(2.0), lambda text, _: scored(1.0, is_right=any(map(str.isdigit, text)))
@@ -261,12 +261,12 @@ FAULTS: dict[str, tuple[Variant, ...]] = {
     "producers_lost": tuple(Variant(options={"dies_at_request": each}) for each in (9, 17, 40, 25)),
     "memory_grows": of_alterations(*(memory_falls(*each) for each in ((64, 2.0), (200, 6.0), (16, 0.5), (1000, 40)))),
     "disk_full": of_alterations(
-        *(disk_falls(*each) for each in ((50, 0.2), (5, 0.01), (400, 40), (20, 0.9))), max_steps=16
+        *(disk_falls(*each) for each in ((50, 0.2), (5, 0.01), (400, 0.7), (20, 0.9))), max_steps=16
     ),
     "clock_jumps": of_alterations(*(clock_set(each, after=7) for each in (3600.0, -120.0, 45.0, -86400.0))),
     "driver_killed": (Variant(is_killed=True),) * 4,
     # ---- jobs on a dataset ----
-    "rows_cut": (*of_job("sft", "max_length", 12, 16), *of_job("dpo", "max_length", 12, 16)),
+    "rows_cut": (*of_job("sft", "max_length", 17, 16), *of_job("dpo", "max_length", 17, 16)),
     "overfitting": tuple(by_heart(each) for each in (8, 16, 24, 32)),
     "other_reference": (Variant(job="dpo", changes={"reference_model": "OTHER"}),) * 4,
 }  # fmt: skip

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from coati_rl.types import Score
 
@@ -83,7 +84,12 @@ def failing(one_of: int, detail: str) -> Callable[[str, str], Score]:
 
 def by_prompt(share: float) -> Callable[[str, str], Score]:
     """Return a reward that depends on the prompt alone: right for some of them."""
-    return lambda response, truth: scored(float(is_right := hash(truth) % 100 < 100 * share), is_right=is_right)
+
+    def score(response: str, truth: str) -> Score:
+        is_right = crc32(truth.encode()) % 100 < 100 * share
+        return scored(float(is_right), is_right=is_right)
+
+    return score
 
 
 def with_answers(answer: Callable[[str], str]) -> Callable[[Rows], Rows]:

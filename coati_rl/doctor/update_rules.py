@@ -52,7 +52,7 @@ def _destroyed_policy(run: RunData) -> str | None:
 
 def _rising_loss(run: RunData) -> str | None:
     losses, early, late = run.values("loss"), run.early("loss"), run.late("loss")
-    if early is None or late is None:
+    if early is None or late is None or losses[0][1] <= 0:  # of a loss without a lower bound of 0 it says nothing
         return None
     step, largest = max(losses, key=lambda each: each[1])
     if late < 1.1 * early and largest < 2 * losses[0][1]:

@@ -183,7 +183,9 @@ def _driver_log(path: Path) -> Iterator[_LogFile]:
     try:
         yield log
     except (CoatiError, KeyboardInterrupt) as error:  # the terminal has it from the command
-        text = "interrupted" if isinstance(error, KeyboardInterrupt) else f"the run failed: {error}"
+        text = (
+            "interrupted" if isinstance(error, KeyboardInterrupt) else f"the run failed: {' '.join(str(error).split())}"
+        )
         log.handle(logger.makeRecord(logger.name, logging.ERROR, "", 0, "%s", (text,), None))
         raise
     finally:

@@ -26,6 +26,7 @@ COMMANDS = {
     "report": ("coati_rl.report.report_command:main", "write runs as one HTML file: curves, health, time, rollouts"),
     "watch": ("coati_rl.report.watch_command:main", "serve the same page on this machine while a run goes on"),
     "replay": ("coati.replay:main", "recompute an optimizer step from a run's files, and say what differs first"),
+    "doctor": ("coati_rl.doctor.command:main", "check this machine, or name the causes of what a run shows"),
     "plot": ("coati_rl.observability.plot:main", "plot rewards, accuracies and losses of runs in one figure"),
     "merge": ("consumer.merge_command:main", "merge an adapter into its base: a Hugging Face model, checked"),
     "weights": ("coati_rl.checkpoint.weights_command:main", "say which weights a directory holds, and how two differ"),

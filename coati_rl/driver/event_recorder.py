@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from coati_rl.driver.host_metrics import host_metrics
 from coati_rl.driver.loading import LoadingLines
 from coati_rl.observability.progress import ProgressDisplay
 from coati_rl.observability.records import evaluation_metrics
@@ -22,6 +24,7 @@ class EventRecorder:
     sinks: Sequence[Sink]  # of steps; the first one is metrics.jsonl
     syncs: Sink
     answers: AnswerReader
+    run_dir: Path
 
     def record(self, event: dict[str, Any]) -> None:
         """Write and show one event. Raises: RunError if a file cannot be written."""
@@ -40,7 +43,7 @@ class EventRecorder:
 
     def _step(self, event: dict[str, Any]) -> None:
         step = event["step"]
-        record = {key: value for key, value in event.items() if key != "event"}
+        record = {key: value for key, value in event.items() if key != "event"} | host_metrics(self.run_dir)
         for sink in self.sinks:
             sink.write(step, record)
         if (answer := self.answers.take(step)) is not None:

@@ -17,7 +17,7 @@ from coati_rl.driver.closing import closing_lines
 from coati_rl.driver.event_recorder import EventRecorder
 from coati_rl.driver.loading import LoadingLines
 from coati_rl.driver.supervisor import Supervisor
-from coati_rl.errors import ConfigError, RunError
+from coati_rl.errors import CoatiError, ConfigError, RunError
 from coati_rl.observability.progress import ProgressDisplay
 from coati_rl.observability.records import events_in
 from coati_rl.observability.sampled_answer import AnswerReader
@@ -75,6 +75,7 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
                 sinks=sinks,
                 syncs=syncs,
                 answers=_answers(config, paths, first_step),
+                run_dir=paths.run_dir,
             )
             actors = make_actors()
             supervisor = Supervisor(
@@ -206,6 +207,12 @@ def _driver_log(path: Path) -> Iterator[_LogFile]:
     logger_of_all.setLevel(logging.INFO)
     try:
         yield log
+    except (CoatiError, KeyboardInterrupt) as error:  # the terminal has it from the command
+        text = (
+            "interrupted" if isinstance(error, KeyboardInterrupt) else f"the run failed: {' '.join(str(error).split())}"
+        )
+        log.handle(logger.makeRecord(logger.name, logging.ERROR, "", 0, "%s", (text,), None))
+        raise
     finally:
         logger_of_all.removeHandler(log)
         log.close()

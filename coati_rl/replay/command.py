@@ -10,7 +10,7 @@ from coati_rl.replay.parts import Parts
 from coati_rl.replay.replay import Replay
 from coati_rl.replay.stage import Stage, conclusion, first_difference
 from coati_rl.run_reader.run_directory import RunDirectory
-from coati_rl.run_reader.show import printable
+from coati_rl.text import printable
 
 _PROG = "coati-rl replay"
 

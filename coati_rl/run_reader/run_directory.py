@@ -102,7 +102,7 @@ class RunDirectory:
         if step is not None:
             yield from (self._read(Place(path, start), line) for path, start, line in self._lines_of(step))
             return
-        for path in self._rollout_files():
+        for path in self.rollout_files():
             yield from map(Rollout.of, read_json_lines(path))
 
     def rollouts_without_tokens(self, step: int) -> Iterator[tuple[Place, Rollout]]:
@@ -117,7 +117,7 @@ class RunDirectory:
 
     def last_rollout_step(self) -> int | None:
         """Return the last optimizer step that has rollouts."""
-        steps = (last_step(path) for path in reversed(self._rollout_files()))
+        steps = (last_step(path) for path in reversed(self.rollout_files()))
         return next((step for step in steps if step is not None), None)
 
     def is_running(self) -> bool:
@@ -139,13 +139,13 @@ class RunDirectory:
         return self.config()
 
     def _lines_of(self, step: int) -> Iterator[tuple[Path, int, bytes]]:
-        return ((path, *each) for path in self._rollout_files(step) for each in lines_of_step(path, step))
+        return ((path, *each) for path in self.rollout_files(step) for each in lines_of_step(path, step))
 
     def _read(self, place: Place, line: bytes) -> Rollout:
         with _named(*place):
             return Rollout.of(json.loads(line))
 
-    def _rollout_files(self, step: int | None = None) -> list[Path]:
+    def rollout_files(self, step: int | None = None) -> list[Path]:
         """Return the files of rollouts, by step; of one step those that may hold it."""
         found = self._output("rollout_save_dir", "rollouts").glob("steps-*.jsonl")
         files = sorted(path for path in found if _ROLLOUTS.fullmatch(path.name))

@@ -11,6 +11,7 @@ from coati_rl.driver.event_recorder import EventRecorder
 from coati_rl.driver.loading import LoadingLines
 from coati_rl.observability.sampled_answer import SampledAnswer
 
+LEFT_OF_THE_MACHINE = ("memory_available_gib", "disk_free_gib")
 ANSWER = SampledAnswer(step=3, prompt="1 + 1?", answer="2", truth="2", reward=1.0, verdict="ok")
 
 
@@ -55,6 +56,7 @@ def record(notes, tmp_path):
             sinks=[notes.jsonl, notes.tensorboard],
             syncs=notes.syncs,
             answers=SimpleNamespace(take=lambda step: answer),
+            run_dir=tmp_path,
         ).record(event)
         assert notes.display.shown[-1] == event
         return notes.jsonl.written, notes.tensorboard.written, notes.syncs.written
@@ -64,8 +66,16 @@ def record(notes, tmp_path):
 
 def test_a_step_is_the_same_record_in_every_sink(record):
     jsonl, tensorboard, syncs = record({"event": "step", "step": 3, "loss": 0.5})
-    assert jsonl == tensorboard == [(3, {"step": 3, "loss": 0.5})]
-    assert syncs == []
+    assert jsonl == tensorboard and syncs == []
+    ((step, found),) = jsonl
+    assert (step, found) == (3, {"step": 3, "loss": 0.5} | {name: found[name] for name in LEFT_OF_THE_MACHINE})
+    assert all(found[name] > 0 for name in LEFT_OF_THE_MACHINE)
+
+
+def test_what_the_machine_has_left_is_unknown_where_its_disk_does_not_say(record, monkeypatch):
+    monkeypatch.setattr("coati_rl.driver.host_metrics.free_bytes", lambda path: (_ for _ in ()).throw(OSError("stale")))
+    jsonl, *_ = record({"event": "step", "step": 3})
+    assert jsonl[0][1]["disk_free_gib"] is None
 
 
 def test_an_answer_is_shown_and_in_the_charts(record, notes):

@@ -35,6 +35,16 @@ def test_a_full_disk_under_timeline_or_log_ends_the_run_with_the_next_event(tmp_
 
 
 @pytest.mark.parametrize(
+    ("error", "line"),
+    [(RunError("trainer-0 died"), "the run failed: trainer-0 died"), (KeyboardInterrupt(), "interrupted")],
+)
+def test_what_ends_a_run_is_the_last_line_of_its_log(tmp_path, error, line):
+    with pytest.raises(type(error)), _driver_log(tmp_path / "driver.log"):
+        raise error
+    assert (tmp_path / "driver.log").read_text().splitlines()[-1].endswith(f"coati_rl.driver.launch: {line}")
+
+
+@pytest.mark.parametrize(
     ("wanted", "taken", "line"),
     [
         (40, 32, "the run ended at step 32 of --max-steps 40: the data is used up; raise --num-episodes (-e)"),

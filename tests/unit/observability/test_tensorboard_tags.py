@@ -19,6 +19,7 @@ from tests.metric_names import ROLLOUT_RUN
         ("old_logprob_gap_max", "mismatch/old_logprob_gap_max"),
         ("samples_skipped", "train/samples_skipped"),
         ("train_s", "time/train_s"),
+        ("disk_free_gib", "machine/disk_free_gib"),
         ("a_metric_that_an_algorithm_adds", "train/a_metric_that_an_algorithm_adds"),
     ],
 )

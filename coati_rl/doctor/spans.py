@@ -1,0 +1,57 @@
+"""Read the spans of a run's timeline (docs/timeline.md): who was busy with what, and for how long."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_NAMES = ("generate", "score", "wait for prompts", "wait for work", "train")  # that rules look at
+_MAX_ACTORS = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """A span that has ended."""
+
+    actor: str
+    name: str
+    begin_s: float
+    end_s: float
+    uid: str = ""  # of its prompt
+
+    @property
+    def seconds(self) -> float:
+        """Return its length."""
+        return self.end_s - self.begin_s
+
+
+def read_spans(directory: Path) -> tuple[Span, ...]:
+    """Return the spans of trainers and producers, of at most 64 actors; damaged lines are left out."""
+    spans = []
+    for path in sorted(directory.glob("*-*.jsonl"))[:_MAX_ACTORS]:
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    record = json.loads(line)
+                    if record["ph"] == "X" and record["name"] in _NAMES:
+                        spans.append(
+                            Span(
+                                actor=path.stem,
+                                name=record["name"],
+                                begin_s=record["begin_ns"] / 1e9,
+                                end_s=record["end_ns"] / 1e9,
+                                uid=str(record["args"].get("uid", "")),
+                            )
+                        )
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    continue
+    return tuple(spans)
+
+
+def covered_s(spans: Iterable[Span]) -> float:
+    """Return for how many seconds at least one of the spans was open."""
+    total, until = 0.0, float("-inf")
+    for span in sorted(spans, key=lambda each: each.begin_s):
+        total += max(0.0, span.end_s - max(span.begin_s, until))
+        until = max(until, span.end_s)
+    return total

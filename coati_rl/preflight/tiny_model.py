@@ -34,22 +34,32 @@ _EXPERTS = re.compile(r"(num|n|moe_num)_(local_|routed_)?experts$")
 _WINDOWS = re.compile(r"sliding_window(_size)?$|attention_window_size$|attention_chunk_size$|local_attention$")
 
 
-def tiny_model(config: Any, build: Callable[[Any], nn.Module], *, num_kv_heads: int = 1, seed: int = 0) -> Any:
+def tiny_model(
+    config: Any,
+    build: Callable[[Any], nn.Module],
+    *,
+    num_kv_heads: int = 1,
+    num_layers: int = 2,
+    keeps_vocabulary: bool = False,
+    seed: int = 0,
+) -> Any:
     """Return a small float32 model in evaluation mode, whose every weight changes its logits.
 
     Args:
         config: transformers config of the model that it stands for; it is not changed.
         build: makes a module with a config, such as `AutoModelForCausalLM.from_config`.
         num_kv_heads: at least so many heads for keys and values are kept, if the model has them.
+        num_layers: at least so many layers are kept, if the model has them.
+        keeps_vocabulary: tokens and sliding windows stay as well, for engines and the model's own tokenizer.
         seed: of its weights.
     Raises: ValueError if the architecture accepts no small size, with the error of the last one tried.
     """
     reason: Exception = ValueError("no size was tried")
     try:
-        layers = _layers_to_keep(config, build)
+        layers = _layers_to_keep(config, build, num_layers)
     except Exception as error:  # an architecture may refuse its own config by any error
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    for candidate in _candidates(config, layers, num_kv_heads):
+    for candidate in _candidates(config, layers, num_kv_heads, keeps_vocabulary=keeps_vocabulary):
         try:
             with torch.device("meta"):
                 size = sum(parameter.numel() for parameter in build(copy.deepcopy(candidate)).parameters())
@@ -77,7 +87,7 @@ def randomise(model: nn.Module, *, seed: int) -> None:
         parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
 
 
-def _candidates(config: Any, layers: Sequence[int], num_kv_heads: int) -> Iterator[Any]:
+def _candidates(config: Any, layers: Sequence[int], num_kv_heads: int, *, keeps_vocabulary: bool) -> Iterator[Any]:
     """Yield configs, the narrowest first."""
     total = getattr(config.get_text_config(), "num_attention_heads", None)
     divisors = (
@@ -92,29 +102,31 @@ def _candidates(config: Any, layers: Sequence[int], num_kv_heads: int) -> Iterat
             for name in getattr(candidate, "sub_configs", {}):
                 _cut_layers(getattr(candidate, name, None), range(2))
             _cut_layers(text, layers)
-            _cut_vocabulary(text)
-            if text is not candidate:
-                _cut_vocabulary(candidate)
+            if not keeps_vocabulary:
+                _cut_vocabulary(text)
+                _cut_windows(text)
+                if text is not candidate:
+                    _cut_vocabulary(candidate)
             are_cut = _cut_widths(text, divisor, of_mlp, num_heads=num_heads, num_kv_heads=num_kv_heads)
             if are_cut and (_cut_experts(text, num_experts) or num_experts is None):
                 yield candidate
 
 
-def _layers_to_keep(config: Any, build: Callable[[Any], nn.Module]) -> Sequence[int]:
+def _layers_to_keep(config: Any, build: Callable[[Any], nn.Module], least: int) -> Sequence[int]:
     """Return the layers that show every kind: the first ones up to the last new kind, or, of many, one of each kind."""
     total = getattr(config.get_text_config(), _LAYERS, None)
-    if not isinstance(total, int) or total <= 2:
-        return range(total or 2)
+    if not isinstance(total, int) or total <= least:
+        return range(total or least)
     with torch.device("meta"):
         module = build(copy.deepcopy(config))
     stack = next((m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) == total), None)
     if stack is None:
-        return range(2)
+        return range(least)
     kinds: dict[Any, int] = {}
     for index, layer in enumerate(stack):
         kinds.setdefault(_kind(layer), index)
-    first = max(2, max(kinds.values()) + 1)
-    return range(first) if first <= _MAX_LAYERS else sorted({0, 1, *kinds.values()})[:_MAX_LAYERS]
+    first = max(least, max(kinds.values()) + 1)
+    return range(first) if first <= _MAX_LAYERS else sorted({*range(least), *kinds.values()})[:_MAX_LAYERS]
 
 
 def _kind(layer: nn.Module) -> Any:
@@ -163,8 +175,14 @@ def _cut_vocabulary(config: Any) -> None:
             setattr(config, name, 0)
 
 
+def _cut_windows(config: Any) -> None:
+    for name, value in config.to_dict().items():
+        if _WINDOWS.search(name) and isinstance(value, int) and not isinstance(value, bool):
+            setattr(config, name, min(value, _WINDOW))
+
+
 def _cut_widths(config: Any, divisor: int, of_mlp: int, *, num_heads: int, num_kv_heads: int) -> bool:
-    """Divide sizes and numbers of heads; make windows short. Returns: False if a size cannot be divided so."""
+    """Divide sizes and numbers of heads. Returns: False if a size cannot be divided so."""
     heads, of_keys = (getattr(config, name, None) for name in ("num_attention_heads", _KEY_HEADS))
     if isinstance(heads, int) and heads // divisor < min(heads, num_heads):
         return False
@@ -177,8 +195,8 @@ def _cut_widths(config: Any, divisor: int, of_mlp: int, *, num_heads: int, num_k
         if not all(isinstance(each, int) and not isinstance(each, bool) for each in values):
             continue
         if _WINDOWS.search(name):
-            setattr(config, name, min(value, _WINDOW))
-        elif name == _KEY_HEADS:
+            continue
+        if name == _KEY_HEADS:
             setattr(config, name, of_keys)
         elif _WIDTHS.search(name):
             by = divisor * of_mlp if _MLP.search(name) else divisor

@@ -43,6 +43,7 @@ class TriedRows:
     """Hold what was found."""
 
     num_rows: int  # of the dataset, as far as they are read
+    trial_s: float = _TRIAL_S  # for a row's responses
     num_tried: int = 0
     seconds: list[float] = field(default_factory=list)  # of each row's responses
     slowest: str = ""  # uid
@@ -62,15 +63,17 @@ class TriedRows:
         all in one step.
         """
         hangs = self.hung if self.median_s < _FAST_S else []
-        why = self.failed | dict.fromkeys(hangs, f"no score within {_TRIAL_S:g} s, others take {self.median_s:.2g} s")
+        why = self.failed | dict.fromkeys(
+            hangs, f"no score within {self.trial_s:g} s, others take {self.median_s:.2g} s"
+        )
         per_step, rate = config.prompts_per_step, config.run.max_failure_rate
         if not why or min(len(why), per_step) / per_step <= rate:
             return None
         uid, detail = next(iter(why.items()))
         return (
             f"--reward-type {config.reward.reward_type}: {len(why)} of {self.num_tried} rows have no score, the first "
-            f"is {uid}: {detail}; a step has {per_step} prompts, and --max-failure-rate {rate:g} stops the run; correct "
-            "the reward or these rows"
+            f"is {uid}: {detail}; a step has {per_step} prompts, and --max-failure-rate {rate:g} stops the run; "
+            "correct the reward or these rows"
         )
 
     def warnings(self) -> Iterator[str]:
@@ -80,7 +83,7 @@ class TriedRows:
                 uid, detail = next(iter(found.items()))
                 yield f"{len(found)} rows have no score for {what}, the first is {uid}: {detail}"
         if self.hung:
-            yield f"{len(self.hung)} rows took longer than {_TRIAL_S:g} s, the first is {self.hung[0]}"
+            yield f"{len(self.hung)} rows took longer than {self.trial_s:g} s, the first is {self.hung[0]}"
 
     def finding(self, config: Config) -> str:
         """Return the timing in one line."""
@@ -113,7 +116,7 @@ def try_rows(prepared: "Prepared", *, limit_s: float) -> TriedRows | None:
         prompts = prompts[:_MAX_OF_SERVICE]
     timeout_s = min(config.reward.response_timeout_s, _TRIAL_S)
     changed = config.with_changes(reward_timeout_s=timeout_s, reward_workers=_WORKERS)
-    found = TriedRows(num_rows=len(prompts))
+    found = TriedRows(num_rows=len(prompts), trial_s=timeout_s)
     with closing(scorer_factory(changed)()) as scorer:
         deadline = time.monotonic() + limit_s
         waiting: deque[tuple[Prompt, float, Future[list[Score]]]] = deque()

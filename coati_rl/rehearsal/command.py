@@ -104,8 +104,9 @@ def _rehearse(
             found: Found = worker.call("prepare", timeout_s=stages.left_s(), what="the preparation of the real sizes")
             stage.finding = found.finding
             stage.warn(found.warnings)
-        with stages.stage("memory") as stage:
+        with stages.stage("machines") as stage:
             stage.finding = _memory(found)
+            worker.call("check_machines", timeout_s=stages.left_s(), what="comparing memory, disk and nodes")
         if isinstance(config, Config):
             with stages.stage("rewards") as stage:
                 _try_rewards(worker, config, stages, stage)

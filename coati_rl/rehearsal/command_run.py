@@ -45,7 +45,7 @@ class CommandRun:
             finally:
                 _end(process)
         if code:
-            raise (ConfigError if code == 2 else RunError)(self._message())
+            raise (ConfigError if code == 2 else RunError)(self.message())
 
     def lines(self) -> list[str]:
         """Return the output so far, with the user's names of files."""
@@ -57,7 +57,7 @@ class CommandRun:
     def _last_line(self) -> str:
         return next((line for line in reversed(self.lines()) if line.strip()), "it has said nothing")
 
-    def _message(self) -> str:
+    def message(self) -> str:
         """Return the lines of its error: those that begin as the last one does with the program's name."""
         lines = [line for line in self.lines() if line.strip()]
         prog = lines[-1].partition(": ")[0] + ": " if lines else ""

@@ -30,7 +30,7 @@ from coati_rl.preflight.memory_check import passes
 from coati_rl.preflight.placement import Node, Request, assign_nodes, explain
 from coati_rl.preflight.prepared import PreparedJob
 from coati_rl.preflight.prepared_run import Prepared
-from coati_rl.processes.run_dir import checkpoint_bytes, checkpoint_directory
+from coati_rl.processes.run_dir import check_save_dir, checkpoint_bytes, checkpoint_directory
 from coati_rl.rehearsal.reduced import Reduced, reduced
 from coati_rl.rehearsal.small_model import write_small_model
 from coati_rl.text import count
@@ -93,7 +93,7 @@ class Preparation:
         return self._prepared
 
     def prepare(self) -> Found:
-        """Check all that a run checks before it starts, and what it meets later. Raises: ConfigError."""
+        """Check all that a run checks before it starts. Raises: ConfigError."""
         config, machine = self._config, self._machine
         if machine.gpu_gib is not None and config.cluster.device == "auto":
             config = config.with_changes(device="cuda")
@@ -104,12 +104,17 @@ class Preparation:
                 f"--model {prepared.config.model.model}: is not on this machine, and a rehearsal reads its config.json "
                 "and its tokenizer; fetch the model, or these files alone, and give the directory"
             )
+        return Found(finding=_finding(prepared), plan=tuple(prepared.plan.lines()), warnings=tuple(warnings))
+
+    def check_machines(self) -> None:
+        """Compare the real sizes with the machines that they are meant for. Raises: ConfigError."""
+        prepared, machine = self.prepared, self._machine
         if machine.gpu_gib is not None:
             prepared.check_gpus(int(machine.gpu_gib * 2**30))
+        check_save_dir(prepared.config, prepared.resume)
         _check_disk(prepared)
         if machine.nodes is not None:
             _check_places(prepared, machine)
-        return Found(finding=_finding(prepared), plan=tuple(prepared.plan.lines()), warnings=tuple(warnings))
 
     def write(self, scratch: Path) -> Written:
         """Write the small models, first rows of evaluation sets and the configuration. Raises: ConfigError."""

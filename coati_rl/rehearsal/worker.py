@@ -89,7 +89,6 @@ def _answer(method: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
     except CoatiError as error:
         return bytes(cloudpickle.dumps((False, error)))
     except BaseException as error:  # noqa: BLE001, a user's code may raise anything; the parent reports it
-        trace = "".join(traceback.format_exception(error))
-        print(trace, flush=True)  # noqa: T201, to the log
+        os.write(1, "".join(traceback.format_exception(error)).encode(errors="replace"))  # to the log
         return bytes(cloudpickle.dumps((False, RunError(f"{type(error).__name__}: {error}"))))
     return answer

@@ -30,10 +30,13 @@ from coati_rl.rehearsal.run_findings import failures, finding
 from coati_rl.rehearsal.stages import Stage, Stages
 from coati_rl.rehearsal.worker import Worker
 from coati_rl.run_reader.run_directory import RunDirectory
+from coati_rl.runtime.stand_in_nodes import StandInNodes, start_nodes
+from coati_rl.text import count
 
 _PROG = "coati-rl rehearse"
 _LIMIT_S = 120.0
 _REWARDS_S = 20.0  # of it, for rows of the dataset
+_MAX_NODES = 3  # that are started: each takes seconds of a core
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,7 +119,7 @@ def _rehearse(
             )
             stage.finding = f"two layers of the architecture, {written.num_steps} steps to take"
             stage.warn(written.notes)
-        _run(job, config, written, scratch, stages, worker)
+        _run(job, config, written, options, scratch, stages, worker)
     finally:
         worker.close()
     return found.plan
@@ -152,7 +155,29 @@ def _try_rewards(worker: Worker, config: Config, stages: Stages, stage: Stage) -
     stage.warn([*tried.warnings()])
 
 
-def _run(job: str, config: TrainingConfig, written: Written, scratch: Path, stages: Stages, worker: Worker) -> None:
+def _started_nodes(written: Written, options: argparse.Namespace, scratch: Path, stages: Stages) -> StandInNodes | None:
+    """Start nodes that stand for those of --nodes; None for one, on which a run starts Ray itself."""
+    wanted = min(options.nodes or 1, written.num_actors, _MAX_NODES)
+    if wanted == 1 or not written.needs_ray:
+        return None
+    with stages.stage("nodes") as stage:
+        cpus = max(-(-written.num_cpus // wanted), written.engine_cpus)
+        nodes = start_nodes(wanted, cpus=cpus, directory=scratch, timeout_s=stages.left_s())
+        stage.finding = f"{wanted} of Ray, of {count(cpus, 'CPU')} each"
+        if wanted < options.nodes:
+            stage.warn([f"--nodes {options.nodes} are rehearsed as {wanted}; the real ones were placed"])
+    return nodes
+
+
+def _run(
+    job: str,
+    config: TrainingConfig,
+    written: Written,
+    options: argparse.Namespace,
+    scratch: Path,
+    stages: Stages,
+    worker: Worker,
+) -> None:
     """Train two steps, resume from the first checkpoint, and load the last one."""
     command = CommandRun(
         job=job,
@@ -160,6 +185,7 @@ def _run(job: str, config: TrainingConfig, written: Written, scratch: Path, stag
         log=scratch / "command.log",
         names=written.names,
         temporary=str(scratch.parent),
+        nodes=_started_nodes(written, options, scratch, stages),
     )
     run = RunDirectory
     with stages.stage("run") as stage:

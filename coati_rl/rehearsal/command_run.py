@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coati_rl.errors import ConfigError, RunError
+from coati_rl.runtime.stand_in_nodes import StandInNodes
 
 _GRACE_S = 20.0  # between the signal that ends a command and SIGKILL
 
@@ -22,6 +23,7 @@ class CommandRun:
     log: Path
     names: Mapping[str, str]  # path of the rehearsal -> what the user calls it, for messages
     temporary: str  # directory for temporary files: short, as sockets are in it
+    nodes: StandInNodes | None = None  # that it joins
 
     def run(self, *more: str, timeout_s: float) -> None:
         """Run it to its end.
@@ -33,6 +35,9 @@ class CommandRun:
         """
         command = [sys.executable, "-m", "coati_rl.command_line", self.job, "--config", str(self.config), *more]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TMPDIR": self.temporary}
+        if self.nodes is not None:
+            command += ["--master_address", self.nodes.address]
+            environment |= self.nodes.environment
         environment.setdefault("OMP_NUM_THREADS", "1")
         with self.log.open("ab") as log:
             process = subprocess.Popen(

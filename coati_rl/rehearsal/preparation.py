@@ -74,6 +74,10 @@ class Written:
     first_save: int
     names: dict[str, str]  # path of the rehearsal -> the user's
     notes: tuple[str, ...]
+    needs_ray: bool
+    num_actors: int  # trainers, engines, scorers and reward models
+    num_cpus: int  # that they take
+    engine_cpus: int  # that one engine takes, on one node
 
 
 class Preparation:
@@ -252,7 +256,13 @@ def _written(small: Reduced[Any], scratch: Path, run_dir: Path, names: dict[str,
     path = scratch / "rehearsal.yaml"
     settings = with_absolute_paths(small.config.flat("json"))
     path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    request = Request.of(small.config, "cpu")
+    numbers = (request.num_trainers, request.num_producers, request.num_reward_models, request.num_scorers)
     return Written(
+        needs_ray=small.config.needs_ray,
+        num_actors=sum(numbers),
+        num_cpus=sum(numbers) + request.num_producers * (request.producer.cpus - 1),
+        engine_cpus=request.producer.cpus,
         config=path,
         run_dir=run_dir,
         num_steps=small.num_steps,

@@ -3,61 +3,93 @@
     python scripts/bench/rehearsal_matrix.py --model tiny-model --out matrix [--only TEXT] [--table table.md]
 
 One line of JSON a case goes to OUT/results.jsonl as soon as it is known; cases that have one are not repeated.
+Libraries are imported once, and each rehearsal is a fork of this process: its seconds are without those of the
+preparation's imports.
 """
 
 import argparse
 import json
 import os
-import resource
 import shlex
 import statistics
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rehearsal_cases import FAILING, GOOD, Case
 from rehearsal_files import write_files
 
-ROOT = Path(__file__).resolve().parents[2]
-_TIMEOUT_S = 1500
-
 
 def rehearse(case: Case, files: Path, model: Path, limit_s: float) -> dict[str, Any]:
-    """Return what a rehearsal found, and how long it took."""
+    """Return what a rehearsal found, and how long it took; it is called in a fork of this process."""
     words = shlex.split(case.flags.replace("{f}", str(files)).replace("{m}", str(model)))
     options = ["--json", "--limit-s", str(limit_s), *shlex.split(case.options)]
-    command = [sys.executable, "-m", "coati_rl.command_line", "rehearse", case.job, *options, *words]
     if "--run-dir" not in words:
-        command += ["--run-dir", str(files / "never-written")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-    )
-    seconds, after = time.monotonic() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+        words += ["--run-dir", str(files / "never-written")]
+    begin = time.monotonic()
+    code, output, errors = _called([case.job, *options, *words])
+    seconds = time.monotonic() - begin
     try:
-        stages = json.loads(done.stdout)["stages"]
+        stages = json.loads(output)["stages"]
     except (ValueError, KeyError):
-        stages = [{"name": "?", "outcome": "failed", "problem": done.stderr[-2000:], "warnings": []}]
+        stages = [{"name": "?", "outcome": "failed", "problem": errors[-2000:], "warnings": []}]
     last = stages[-1]
-    message = last["problem"].replace(str(files), "FILES").replace(str(model), "MODEL")
     return {
         "name": case.name,
         "job": case.job,
         "is_good": not case.named,
-        "exit_code": done.returncode,
-        "stage": last["name"] if done.returncode else "",
-        "message": message,
+        "exit_code": code,
+        "stage": last["name"] if code else "",
+        "message": last["problem"].replace(str(files), "FILES").replace(str(model), "MODEL"),
         "is_named": all(text.lower() in last["problem"].lower() for text in case.named),
         "seconds": round(seconds, 1),
-        "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
-        "load": os.getloadavg()[0],
+        "load": round(os.getloadavg()[0], 1),
         "stages": {each["name"]: round(each.get("seconds", 0.0), 1) for each in stages},
         "left_behind": (files / "never-written").exists(),
     }
+
+
+def preload() -> float:
+    """Import what every preparation imports, so that forks need not. Returns: seconds."""
+    begin = time.monotonic()
+    for name in (
+        *("torch", "transformers", "rl_example", "consumer.__main__", "coati_rl.preflight.prepare"),
+        *("coati_rl.preflight.prepare_offline", "coati_rl.rehearsal.preparation", "consumer.proofs.model"),
+        *("consumer.parallel.layout_rules", "producer.made_environment", "rewards.tried_rows"),
+    ):
+        import_module(name)
+    return time.monotonic() - begin
+
+
+def _called(arguments: list[str]) -> tuple[int, str, str]:
+    """Call `coati-rl rehearse` in a fork. Returns: exit code, standard output, standard error."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(output.fileno(), 1)
+            os.dup2(errors.fileno(), 2)
+            os._exit(_code_of(arguments))
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        texts = []
+        for file in (output, errors):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return code, texts[0], texts[1]
+
+
+def _code_of(arguments: list[str]) -> int:
+    from coati_rl.rehearsal.command import main as rehearse_command
+
+    try:
+        return rehearse_command(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    finally:
+        sys.stdout.flush()
 
 
 def table(results: list[dict[str, Any]]) -> Iterator[str]:
@@ -85,8 +117,7 @@ def summary(results: list[dict[str, Any]]) -> Iterator[str]:
         yield (
             f"{len(found)} {kind}: {len(stopped)} stopped ({named} with the cause named, {early} by a run's own "
             f"preparation); seconds: median {statistics.median(seconds):.0f}, maximum {seconds[-1]:.0f}; "
-            f"CPU seconds: median {statistics.median(each['cpu_s'] for each in found):.0f}; mean load "
-            f"{statistics.mean(each['load'] for each in found):.1f}"
+            f"mean load of the machine {statistics.mean(each['load'] for each in found):.1f}"
         )
 
 
@@ -101,6 +132,7 @@ def main() -> None:
     given = parser.parse_args()
     files, model, path = given.out.absolute() / "files", given.model.absolute(), given.out / "results.jsonl"
     write_files(files, model)
+    print(f"imports {preload():.1f} s", flush=True)
     known = [json.loads(line) for line in path.read_text().split("\n") if line] if path.is_file() else []
     chosen = {"good": GOOD, "failing": FAILING}.get(given.only) or [
         case for case in (*FAILING, *GOOD) if given.only in case.name

@@ -76,6 +76,7 @@ def all_flags() -> frozenset[str]:
         *(ROOT / "scripts").glob("*[!.]*"),
         *ROOT.glob("rewards/commands/*.py"),
         ROOT / "coati_rl/run_reader/show.py",
+        ROOT / "coati_rl/rehearsal/command.py",
         ROOT / "docs/examples/own_loop.py",
     ]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources if path.is_file())

@@ -110,7 +110,7 @@ def _write_data(root: Path) -> None:
         "label_key": [{"messages": row["messages"], "solution_text": row["gt_answer"]} for row in rows],
         "no_prompt": [{"instruction_text": "1 + 1?", "gt_answer": "2"}] * 8,
         "row_900": [*rows[:900], {**rows[900], "gt_answer": "900"}, *rows[901:]],
-        "surrogate": [*rows[:300], '{"messages": {"role": "user", "content": "\\\\ud83d"}, "gt_answer": "1"}'],
+        "surrogate": [*rows[:300], '{"messages": {"role": "user", "content": "\\ud83d"}, "gt_answer": "1"}'],
         "unicode": [
             {**row, "messages": {"role": "user", "content": f"\u4e2d\u6587 \U0001f600 {n}\u202e"}}
             for n, row in enumerate(rows)

@@ -33,6 +33,7 @@ from coati_rl.preflight.prepared_run import Prepared
 from coati_rl.processes.run_dir import check_save_dir, checkpoint_bytes, checkpoint_directory
 from coati_rl.rehearsal.reduced import Reduced, reduced
 from coati_rl.rehearsal.small_model import write_small_model
+from coati_rl.samples import Sample
 from coati_rl.text import count
 
 # Above this package in the order of imports, so they are named here, as the command line names them.
@@ -158,14 +159,19 @@ class Preparation:
 
 
 def _finding(prepared: PreparedJob) -> str:
+    """Return devices, rows and steps in one line, with the row that is the longest."""
     plan = prepared.plan
     parts = [f"{count(plan.num_devices, 'device')} ({plan.device}, {plan.precision})"]
     if isinstance(prepared, Prepared):
-        prompts: Sequence[Any] = prepared.read_prompts
-        longest = max(prompts, key=lambda prompt: len(prompt.token_ids), default=None)
+        lengths = {prompt.uid: len(prompt.token_ids) for prompt in prepared.read_prompts}
         parts.append(f"{count(len(prepared.train.prompts), 'prompt')}, {prepared.train.num_refused} too long")
-        if longest is not None:
-            parts.append(f"the longest {len(longest.token_ids)} tokens ({longest.uid})")
+    else:
+        samples: Sequence[Sample] = getattr(prepared, "train", ())
+        lengths = {sample.uid: len(sample) for sample in samples} if isinstance(samples, tuple) else {}
+        parts.append(count(len(samples), "sample"))
+    if lengths:
+        longest = max(lengths, key=lambda uid: lengths[uid])
+        parts.append(f"the longest {lengths[longest]} tokens ({longest})")
     steps = plan.num_steps
     return ", ".join([*parts, "steps unknown" if steps is None else count(steps, "step")])
 

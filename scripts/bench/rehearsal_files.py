@@ -15,15 +15,15 @@ def right(response: str, ground_truth: str) -> float:
 def raises_on_some(response: str, ground_truth: str) -> float:
     return 1.0 / (int(ground_truth) - 900)
 def hangs_on_some(response: str, ground_truth: str) -> float:
-    while int(ground_truth) == 37:
+    while int(ground_truth) == 33:
         pass
     return 0.0
 def returns_text(response: str, ground_truth: str):
     return "good"
 def returns_nan(response: str, ground_truth: str) -> float:
     return float("nan")
-def needs_column(response: str, ground_truth: str, difficulty: str) -> float:
-    return float(difficulty == "hard")
+def needs_column(prompts, completions, difficulty, **kwargs):
+    return [float(each == "hard") for each in difficulty]
 def exits(response: str, ground_truth: str) -> float:
     import os
     os._exit(1)

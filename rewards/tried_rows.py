@@ -6,6 +6,7 @@ dataset evenly, the first and the longest ones first, until all are tried or the
 """
 
 import random
+import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -14,10 +15,19 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from coati_rl.config import Config
 from coati_rl.config.reward import reward_spec
-from coati_rl.reward_spec import ENVIRONMENT_REWARD, NO_REWARD, is_model, is_url, parse_reward_type
+from coati_rl.errors import RunError
+from coati_rl.reward_spec import (
+    ENVIRONMENT_REWARD,
+    NO_REWARD,
+    is_model,
+    is_url,
+    parse_reward_type,
+    public_reward_type,
+)
 from coati_rl.text import shorten
 from coati_rl.types import Prompt, Score
 from rewards.first_prompt import answers_for
@@ -32,6 +42,7 @@ _MAX_OF_SERVICE = 32  # rows that are sent to a service, which is not ours
 # Repeated: what a policy that has collapsed writes.
 _LONG = "1 + \u00e9 \u4e2d\u6587 \U0001f600 \\frac{1}{2} \u0007</answer> "
 _MAX_LONG = 2**16  # characters
+_CONNECT_S = 5.0
 _TRIAL_S = 10.0  # for a response: one that takes longer is slow, whatever --reward-timeout-s allows
 _FAST_S = 1.0  # where the median response is faster, one that takes _TRIAL_S hangs
 _WORKERS = 2
@@ -62,10 +73,10 @@ class TriedRows:
         A step in which more than --max-failure-rate of the samples have no score ends a run, and a row's samples are
         all in one step.
         """
-        hangs = self.hung if self.median_s < _FAST_S else []
-        why = self.failed | dict.fromkeys(
-            hangs, f"no score within {self.trial_s:g} s, others take {self.median_s:.2g} s"
-        )
+        others = f", others take {self.median_s:.2g} s" if self.seconds else ""
+        is_past_limit = self.trial_s >= config.reward.response_timeout_s
+        hangs = self.hung if is_past_limit or (self.seconds and self.median_s < _FAST_S) else []
+        why = self.failed | dict.fromkeys(hangs, f"no score within {self.trial_s:g} s{others}")
         per_step, rate = config.prompts_per_step, config.run.max_failure_rate
         if not why or min(len(why), per_step) / per_step <= rate:
             return None
@@ -112,7 +123,10 @@ def try_rows(prepared: "Prepared", *, limit_s: float) -> TriedRows | None:
     prompts = [prompt for prompt in _prompts(prepared) if is_tried[prompt.task]]
     if not prompts or config.reward_models.names:
         return None
-    if any(is_url(name) for parts in names.values() for name in parts) or config.reward.code_verifier_api_url:
+    urls = [name for parts in names.values() for name in parts if is_url(name)]
+    for url in urls:
+        _check_reachable(url)
+    if urls or config.reward.code_verifier_api_url:
         prompts = prompts[:_MAX_OF_SERVICE]
     timeout_s = min(config.reward.response_timeout_s, _TRIAL_S)
     changed = config.with_changes(reward_timeout_s=timeout_s, reward_workers=_WORKERS)
@@ -129,6 +143,21 @@ def try_rows(prepared: "Prepared", *, limit_s: float) -> TriedRows | None:
         while waiting:
             _collect(found, *waiting.popleft(), deadline)
     return found
+
+
+def _check_reachable(url: str) -> None:
+    """Raise RunError if nothing listens at a served reward's address: its client would try again for a minute."""
+    parts = urlsplit(url)
+    place = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+    try:
+        with socket.create_connection(place, _CONNECT_S):
+            return
+    except OSError as error:
+        shown = public_reward_type(url)
+        raise RunError(
+            f"--reward-type {shown}: nothing answers at {place[0]}:{place[1]} ({error}); start the service, or correct "
+            "the address"
+        ) from error
 
 
 def _prompts(prepared: "Prepared") -> Sequence[Prompt]:
@@ -155,17 +184,18 @@ def _asked(config: Config, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, 
 
 def _collect(found: TriedRows, prompt: Prompt, begin: float, future: "Future[list[Score]]", deadline: float) -> None:
     """Wait for a row's scores, at most until the deadline and a trial's time after it, and count them."""
+    found.num_tried += 1
     try:
-        scores = future.result(max(_TRIAL_S, deadline - time.monotonic()))
+        scores = future.result(max(found.trial_s, deadline - time.monotonic()))
     except FutureTimeoutError:
         found.hung.append(prompt.uid)
         return
-    found.num_tried += 1
     seconds = time.monotonic() - begin
     invalid = [score.detail for score in scores if score.verdict == "invalid"]
     if any(detail.startswith(_TIMED_OUT) for detail in invalid):
         found.hung.append(prompt.uid)
-    elif len(invalid) == len(scores):
+        return
+    if len(invalid) == len(scores):
         found.failed[prompt.uid] = shorten(invalid[0])
     elif invalid:
         found.partly[prompt.uid] = shorten(invalid[0])

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from coati_rl.config import Config
+from coati_rl.errors import RunError
 from coati_rl.types import Prompt
 from rewards.tried_rows import TriedRows, try_rows
 
@@ -33,7 +34,7 @@ def tried(tmp_path):
 
     def run(function, number=12, **settings):
         values = {"num_inferencer": 1, "num_trainers": 1, "inference_batch_size": 4, "train_batch_size": 4}
-        reward_type = function if function == "none" else f"{tmp_path}/own.py:{function}"
+        reward_type = function if function == "none" or "://" in function else f"{tmp_path}/own.py:{function}"
         config = Config(model="m", dataset="d", reward_type=reward_type, max_new_tokens=64, **{**values, **settings})
         prompts = [Prompt(uid=f"train-{n}", token_ids=(1,) * (n + 1), ground_truth=str(n)) for n in range(number)]
         prepared = SimpleNamespace(config=config, read_prompts=prompts, source=None, evaluation={})
@@ -62,6 +63,18 @@ def test_a_row_that_takes_longer_than_its_limit_where_others_are_fast_hangs(trie
     found, config = tried("hangs", reward_timeout_s=0.5)
     assert found.hung == ["train-7"]
     assert "no score within" in found.problem(config)
+
+
+def test_a_service_that_does_not_answer_is_named_at_once(tried):
+    with pytest.raises(RunError, match=r"nothing answers at 127\.0\.0\.1:9 \(.*refused"):
+        tried("http://127.0.0.1:9/score")
+
+
+def test_a_row_that_is_slower_than_a_trial_and_within_the_users_limit_is_a_warning():
+    found = TriedRows(num_rows=3, num_tried=2, hung=["train-0", "train-1"])
+    config = Config(model="m", dataset="d", reward_type="http://127.0.0.1:9/score")
+    assert found.problem(config) is None  # --reward-timeout-s is 60
+    assert "no score within 10 s;" in found.problem(config.with_changes(reward_timeout_s=10.0))
 
 
 def test_a_reward_that_is_slow_on_all_rows_is_no_hang():

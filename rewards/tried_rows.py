@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from coati_rl.config import Config
 from coati_rl.config.reward import reward_spec
@@ -148,6 +149,8 @@ def try_rows(prepared: "Prepared", *, limit_s: float) -> TriedRows | None:
 def _check_reachable(url: str) -> None:
     """Raise RunError if nothing listens at a served reward's address: its client would try again for a minute."""
     parts = urlsplit(url)
+    if getproxies().get(parts.scheme) and not proxy_bypass(parts.hostname or ""):
+        return
     place = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
     try:
         with socket.create_connection(place, _CONNECT_S):

@@ -27,6 +27,7 @@ _SIZES = {
     "reward_workers": 2,
     "ref_devices": 1,
 }
+_FAILURE_RATE = 0.5  # of the few samples of a step; one that fails by chance is a warning
 _MODELS = ("model", "teacher", "critic_model", "reference_model")
 # Fields whose value a CPU cannot show -> the value in its place.
 _ON_GPUS: dict[str, Any] = {"quantization": None, "engine_arg": [], "compile_ops": None, "gpu_memory_utilization": 0.85}
@@ -106,6 +107,7 @@ def _of_scratch(
     }
     if isinstance(config, Config):
         changes |= {"rollout_save_dir": None, "reward_type": with_models(config.reward.reward_type, models)}
+        changes["max_failure_rate"] = max(config.run.max_failure_rate, _FAILURE_RATE)
         if config.data.tasks is not None:
             changes["tasks"] = {
                 name: task

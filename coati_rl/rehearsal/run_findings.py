@@ -35,4 +35,6 @@ def failures(run: RunDirectory, config: TrainingConfig) -> Iterator[str]:
     text = "; ".join(f"{times} x {cause}" for cause, times in why.most_common(3))
     if number == len(rollouts):
         raise RunError(f"none of {number} samples has a score: {text}")
-    yield f"{number} of {len(rollouts)} samples have no score: {text}"
+    rate = config.run.max_failure_rate
+    limit = f", and --max-failure-rate {rate:g} stops a run" if number > rate * len(rollouts) else ""
+    yield f"{number} of {len(rollouts)} samples have no score{limit}: {text}"

@@ -110,6 +110,11 @@ def test_random_weights_answer_no_prompt_so_groups_are_not_filtered():
     assert algorithm.clip_eps_high == 0.28, "all else of the preset stays"
 
 
+def test_one_sample_that_fails_by_chance_does_not_end_a_step_of_few():
+    assert rehearsed("").config.run.max_failure_rate == 0.5  # 2 of 4 samples
+    assert rehearsed("--max-failure-rate 0.9").config.run.max_failure_rate == 0.9
+
+
 def test_what_only_gpus_show_is_left_out_and_said():
     found = rehearsed("--quantization fp8 --engine-arg kv_cache_dtype=fp8 --weight-transport nccl")
     values = found.config.flat()

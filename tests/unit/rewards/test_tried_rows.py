@@ -72,7 +72,7 @@ def test_a_service_that_does_not_answer_is_named_at_once(tried):
 
 def test_a_row_that_is_slower_than_a_trial_and_within_the_users_limit_is_a_warning():
     found = TriedRows(num_rows=3, num_tried=2, hung=["train-0", "train-1"])
-    config = Config(model="m", dataset="d", reward_type="http://127.0.0.1:9/score")
+    config = Config(model="m", dataset="d", reward_type="http://127.0.0.1:9/score", train_batch_size=4)
     assert found.problem(config) is None  # --reward-timeout-s is 60
     assert "no score within 10 s;" in found.problem(config.with_changes(reward_timeout_s=10.0))
 

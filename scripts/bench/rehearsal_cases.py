@@ -141,7 +141,7 @@ GOOD = (
     Case("GRPO, boxed", _RL),
     Case(
         "GRPO of 7B, two nodes of 8 GPUs of 80 GiB",
-        f"{_LARGE} -t 8 -i 8 -tp 4 -b transformers",
+        f"{_LARGE} -t 8 -tp 2 -i 2 -ibs 32 -tbs 16 -b transformers",
         options="--gpu-memory 80 --nodes 2",
     ),
     Case("DAPO", f"{_RL} --algo DAPO"),

@@ -22,6 +22,7 @@ _MAX_LAYERS = 12
 _NUM_EXPERTS = (8, 32)
 _MLP_DIVISOR = 8  # of the layers' MLPs, beside that of all widths
 _MAX_PARAMETERS = 2**28  # of a model that is made in memory
+_NARROW = 64  # the least width to which a size is halved
 _DIVISORS = {1, 2, 4, 8, 16, 32}  # beside those of the number of heads
 
 _LAYERS, _KEY_HEADS = "num_hidden_layers", "num_key_value_heads"
@@ -93,10 +94,12 @@ def _candidates(config: Any, layers: Sequence[int], num_kv_heads: int, *, keeps_
     divisors = (
         {each for each in range(1, total + 1) if total % each == 0} if isinstance(total, int) and total > 0 else set()
     )
-    for num_heads, divisor in itertools.product(
-        (2 * num_kv_heads, num_kv_heads), sorted(divisors | _DIVISORS, reverse=True)
+    mlp_divisors = (_MLP_DIVISOR, 1, None) if keeps_vocabulary else (_MLP_DIVISOR, 1)
+    widths = (True, False) if keeps_vocabulary else (False,)
+    for num_heads, divisor, is_narrow in itertools.product(
+        (2 * num_kv_heads, num_kv_heads), sorted(divisors | _DIVISORS, reverse=True), widths
     ):
-        for num_experts, of_mlp in itertools.product((*_NUM_EXPERTS, None), (_MLP_DIVISOR, 1)):
+        for num_experts, of_mlp in itertools.product((*_NUM_EXPERTS, None), mlp_divisors):
             candidate = copy.deepcopy(config)
             text = candidate.get_text_config()
             for name in getattr(candidate, "sub_configs", {}):
@@ -108,6 +111,7 @@ def _candidates(config: Any, layers: Sequence[int], num_kv_heads: int, *, keeps_
                 if text is not candidate:
                     _cut_vocabulary(candidate)
             are_cut = _cut_widths(text, divisor, of_mlp, num_heads=num_heads, num_kv_heads=num_kv_heads)
+            are_cut = are_cut and (not is_narrow or _narrow(text))
             if are_cut and (_cut_experts(text, num_experts) or num_experts is None):
                 yield candidate
 
@@ -181,8 +185,28 @@ def _cut_windows(config: Any) -> None:
             setattr(config, name, min(value, _WINDOW))
 
 
-def _cut_widths(config: Any, divisor: int, of_mlp: int, *, num_heads: int, num_kv_heads: int) -> bool:
-    """Divide sizes and numbers of heads. Returns: False if a size cannot be divided so."""
+def _narrow(config: Any) -> bool:
+    """Halve the width of the residual stream where that of heads is set apart. Returns: False where it is not."""
+    width = getattr(config, "hidden_size", None)
+    if not isinstance(config.to_dict().get("head_dim"), int) or not isinstance(width, int):
+        return False
+    config.hidden_size = width // _power_of_two([width], least=_NARROW)
+    return True
+
+
+def _power_of_two(sizes: Sequence[int], *, least: int) -> int:
+    """Return the largest power of two that divides all sizes and leaves at least `least` of each."""
+    power = 1
+    while all(size % (2 * power) == 0 and size // (2 * power) >= least for size in sizes):
+        power *= 2
+    return power
+
+
+def _cut_widths(config: Any, divisor: int, of_mlp: int | None, *, num_heads: int, num_kv_heads: int) -> bool:
+    """Divide sizes and numbers of heads; of MLPs, without `of_mlp`, by a power of two.
+
+    Returns: False if a size cannot be divided so.
+    """
     heads, of_keys = (getattr(config, name, None) for name in ("num_attention_heads", _KEY_HEADS))
     if isinstance(heads, int) and heads // divisor < min(heads, num_heads):
         return False
@@ -199,7 +223,9 @@ def _cut_widths(config: Any, divisor: int, of_mlp: int, *, num_heads: int, num_k
         if name == _KEY_HEADS:
             setattr(config, name, of_keys)
         elif _WIDTHS.search(name):
-            by = divisor * of_mlp if _MLP.search(name) else divisor
+            by = divisor
+            if _MLP.search(name):
+                by = _power_of_two(values, least=_NARROW) if of_mlp is None else divisor * of_mlp
             if any(each > 1 and each % by for each in values):
                 return False
             divided = [each // by if each > 1 else each for each in values]

@@ -183,7 +183,7 @@ def _run(
         job=job,
         config=written.config,
         log=scratch / "command.log",
-        names=written.names,
+        names=written.names | {str(scratch): "REHEARSAL"},
         temporary=str(scratch.parent),
         nodes=_started_nodes(written, options, scratch, stages),
     )

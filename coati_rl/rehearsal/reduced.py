@@ -18,6 +18,7 @@ Job = TypeVar("Job", bound=TrainingConfig)
 
 MAX_RANKS = 4  # trainers at most: each takes ten seconds of a core to start
 _MAX_COPIES = 2  # of data-parallel ranks, producers, and scorers
+_PASSES = 16  # over the data at least, so that a file of a few rows fills all steps
 _SIZES = {
     "max_new_tokens": 24,
     "num_generations": 4,
@@ -165,11 +166,14 @@ def _reductions(config: TrainingConfig, max_rows: int | None) -> Iterator[dict[s
     layout = smaller_layout(config)
     if isinstance(config, Config):
         yield {"filter_range": None, "dynamic_batching": False}  # random weights answer all prompts equally wrong
-        for parts in (1, 2):  # of a step; the second replaces the first where the user has several, and rules allow it
-            if parts == 1 or config.parallel.train_batch_size > config.parallel.train_minibatch_size:
-                yield layout | smaller_batches(config, layout, parts=parts)
+        has_parts = config.parallel.train_batch_size > config.parallel.train_minibatch_size
+        # The last that breaks no rule counts: the fewest prompts, in several mini-batches where the user has them.
+        for parts, factor in ((1, 4), (1, 2), (1, 1), *([(2, 1)] if has_parts else [])):
+            yield layout | smaller_batches(config, layout, parts=parts, factor=factor)
+        yield {"num_episodes": max(_PASSES, flat["num_episodes"])}
     else:
         yield layout | {"train_batch_size": min(2, flat["train_batch_size"])}
+        yield {"max_epochs": max(_PASSES, flat["max_epochs"])}
     for name, most in _SIZES.items():
         if isinstance(flat.get(name), int) and flat[name] > most:
             yield {name: most}
@@ -194,19 +198,21 @@ def smaller_layout(config: TrainingConfig) -> dict[str, int]:
     return sizes
 
 
-def smaller_batches(config: Config, layout: Mapping[str, int], *, parts: int) -> dict[str, int]:
+def smaller_batches(config: Config, layout: Mapping[str, int], *, parts: int, factor: int = 1) -> dict[str, int]:
     """Return batch sizes of the fewest prompts with the same relations.
 
     Args:
         config: of the run.
         layout: of `smaller_layout`.
         parts: mini-batches of an optimizer step.
+        factor: prompts of each at least.
     """
     parallel = config.parallel
     period = min(2, config.prompts_per_rollout // config.prompts_per_step)  # 2: some step has no sync after it
     dp = layout["num_trainers"] // (layout["tensor_parallel_size"] * layout["pipeline_parallel_size"])
     producers = layout["num_inferencer"]
-    step = next(size for size in range(parts, parts * producers + 1, parts) if size * dp * period % producers == 0)
+    least = parts * factor
+    step = next(size for size in range(least, least * producers + 1, least) if size * dp * period % producers == 0)
     rollout = step * dp * period // producers
     in_flight = rollout
     if parallel.inference_microbatch_size < parallel.inference_batch_size:

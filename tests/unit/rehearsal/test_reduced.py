@@ -128,6 +128,16 @@ def test_a_size_that_a_rule_asks_for_stays():
     assert found.config.sampling.num_generations == 16
 
 
+def test_more_prompts_are_taken_where_a_rule_asks_for_them():
+    asked = "-t 2 -i 2 -ibs 32 -imbs 8 -tbs 32 -tMbs 32"
+    found = rehearsed(asked, is_valid=lambda config: config.parallel.train_minibatch_size >= 2)
+    assert (found.config.parallel.train_batch_size, found.config.parallel.inference_batch_size) == (2, 2)
+
+
+def test_a_file_of_a_few_rows_fills_all_steps():
+    assert rehearsed("-e 1").config.data.num_episodes == 16
+
+
 def test_evaluation_is_at_each_step_or_off_as_asked():
     found = rehearsed("-ei 50 -ed a=x.jsonl", evaluation={"a": "/scratch/eval-0.jsonl"}).config
     assert (found.data.eval_dataset, found.run.eval_interval) == ({"a": "/scratch/eval-0.jsonl"}, 1)

@@ -78,7 +78,7 @@ def _main(job: str, flags: Sequence[str], options: argparse.Namespace, scratch: 
 
     def body() -> None:
         try:
-            plan.extend(_rehearse(job, flags, options, scratch, stages))
+            _rehearse(job, flags, options, scratch, stages, plan)
         except CoatiError:
             if not stages.exit_code():
                 raise
@@ -94,9 +94,9 @@ def _main(job: str, flags: Sequence[str], options: argparse.Namespace, scratch: 
 
 
 def _rehearse(
-    job: str, flags: Sequence[str], options: argparse.Namespace, scratch: Path, stages: Stages
-) -> Sequence[str]:
-    """Run all stages. Returns: the lines of the plan. Raises: CoatiError of the stage that fails."""
+    job: str, flags: Sequence[str], options: argparse.Namespace, scratch: Path, stages: Stages, plan: list[str]
+) -> None:
+    """Run all stages, and append the lines of the plan to `plan`. Raises: CoatiError of the stage that fails."""
     with stages.stage("flags") as stage:
         config = _checked(job, flags)
         stage.finding = f"coati-rl {job}, rules and outputs"
@@ -107,6 +107,7 @@ def _rehearse(
             found: Found = worker.call("prepare", timeout_s=stages.left_s(), what="the preparation of the real sizes")
             stage.finding = found.finding
             stage.warn(found.warnings)
+            plan += found.plan
         with stages.stage("machines") as stage:
             stage.finding = _memory(found)
             worker.call("check_machines", timeout_s=stages.left_s(), what="comparing memory, disk and nodes")
@@ -122,7 +123,6 @@ def _rehearse(
         _run(job, config, written, options, scratch, stages, worker)
     finally:
         worker.close()
-    return found.plan
 
 
 def _checked(job: str, flags: Sequence[str]) -> TrainingConfig:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coati_rl.errors import ConfigError, RunError
+from coati_rl.rehearsal.worker import SLOW
 from coati_rl.runtime.stand_in_nodes import StandInNodes
 
 _GRACE_S = 20.0  # between the signal that ends a command and SIGKILL
@@ -46,7 +47,9 @@ class CommandRun:
             try:
                 code = process.wait(timeout_s)
             except subprocess.TimeoutExpired:
-                raise RunError(f"did not end within {timeout_s:.0f} s; {self._last_line()}") from None
+                raise RunError(
+                    f"did not end within {timeout_s:.0f} s{SLOW}; its last line: {self._last_line()}"
+                ) from None
             finally:
                 _end(process)
         if code:

@@ -19,6 +19,8 @@ import cloudpickle  # type: ignore[import-untyped]
 from coati_rl.errors import CoatiError, RunError
 from coati_rl.processes.ending import end_with_parent
 
+SLOW = " (--limit-s gives a slow machine more time)"  # after a deadline that has passed
+
 
 class Worker:
     """Call an object's methods in a forked process."""
@@ -51,7 +53,7 @@ class Worker:
             self._connection.send((method, arguments))
             if not self._connection.poll(timeout_s):
                 self.close()
-                raise RunError(f"{what}: did not end within {timeout_s:.0f} s")
+                raise RunError(f"{what}: did not end within {timeout_s:.0f} s{SLOW}")
             has_returned, result = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise RunError(f"{what}: its process has ended, possibly for lack of memory") from error

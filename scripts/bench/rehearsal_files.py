@@ -126,7 +126,7 @@ def _write_data(root: Path) -> None:
         "sft_no_answer": [{"messages": said[:1]}] * 8,
         "pairs": [{**pair, "chosen": str(n)} for n in range(64, 128)],
         "equal_pairs": [{**pair, "rejected": "2"}] * 8,
-        "kto": [{"prompt": "1 + 1?", "completion": str(n), "label": n % 2 == 0} for n in range(64)],
+        "kto": [{"prompt": f"{n} + 1?", "completion": str(n), "label": n % 2 == 0} for n in range(64)],
         "prm": [
             {"prompt": "1 + 1?", "completions": ["One more.", "2."], "labels": [True, n % 2 == 0]} for n in range(64)
         ],

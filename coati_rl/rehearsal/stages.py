@@ -72,7 +72,8 @@ class Stages:
             raise
         finally:
             stage.seconds = self._now() - begin
-            self._say(f"{name:<12}{stage.seconds:6.1f} s  {_line(stage)}")
+            prefix = f"{stage.outcome}: " if stage.problem else ""
+            self._say(f"{name:<12}{stage.seconds:6.1f} s  {prefix}{_line(stage)}")
             for warning in stage.warnings:
                 self._say(f"{'':<22}warning: {printable(warning)}")
 
@@ -102,5 +103,4 @@ class Stages:
 
 def _line(stage: Stage) -> str:
     """Return what was found, in one line that a terminal can show."""
-    text = printable(stage.problem or stage.finding).replace("\n", "; ")
-    return f"{stage.outcome}: {text}" if stage.problem else text or "ok"
+    return printable(stage.problem or stage.finding).replace("\n", "; ") or "ok"

@@ -22,7 +22,7 @@ _MAX_LAYERS = 12
 _NUM_EXPERTS = (8, 32)
 _MLP_DIVISOR = 8  # of the layers' MLPs, beside that of all widths
 _MAX_PARAMETERS = 2**28  # of a model that is made in memory
-_NARROW = 64  # the least width to which a size is halved
+_ALIGNED = 64  # widths of a model that keeps its vocabulary are multiples of it: kernels of engines ask for that
 _DIVISORS = {1, 2, 4, 8, 16, 32}  # beside those of the number of heads
 
 _LAYERS, _KEY_HEADS = "num_hidden_layers", "num_key_value_heads"
@@ -112,6 +112,7 @@ def _candidates(config: Any, layers: Sequence[int], num_kv_heads: int, *, keeps_
                     _cut_vocabulary(candidate)
             are_cut = _cut_widths(text, divisor, of_mlp, num_heads=num_heads, num_kv_heads=num_kv_heads)
             are_cut = are_cut and (not is_narrow or _narrow(text))
+            are_cut = are_cut and (not keeps_vocabulary or _is_aligned(text, config.get_text_config()))
             if are_cut and (_cut_experts(text, num_experts) or num_experts is None):
                 yield candidate
 
@@ -190,16 +191,23 @@ def _narrow(config: Any) -> bool:
     width = getattr(config, "hidden_size", None)
     if not isinstance(config.to_dict().get("head_dim"), int) or not isinstance(width, int):
         return False
-    config.hidden_size = width // _power_of_two([width], least=_NARROW)
+    config.hidden_size = width // _power_of_two([width])
     return True
 
 
-def _power_of_two(sizes: Sequence[int], *, least: int) -> int:
-    """Return the largest power of two that divides all sizes and leaves at least `least` of each."""
+def _power_of_two(sizes: Sequence[int]) -> int:
+    """Return the largest power of two that divides all sizes and leaves them aligned."""
     power = 1
-    while all(size % (2 * power) == 0 and size // (2 * power) >= least for size in sizes):
+    while all(size and size % (2 * power * _ALIGNED) == 0 for size in sizes):
         power *= 2
     return power
+
+
+def _is_aligned(small: Any, whole: Any) -> bool:
+    """Whether the widths that are aligned in the whole config are so in the small one."""
+    sizes, names = whole.to_dict(), [name for name in whole.to_dict() if name == "hidden_size" or _MLP.search(name)]
+    wanted = [name for name in names if isinstance(sizes[name], int) and sizes[name] % _ALIGNED == 0]
+    return all(getattr(small, name) % _ALIGNED == 0 for name in wanted)
 
 
 def _cut_widths(config: Any, divisor: int, of_mlp: int | None, *, num_heads: int, num_kv_heads: int) -> bool:
@@ -225,7 +233,7 @@ def _cut_widths(config: Any, divisor: int, of_mlp: int | None, *, num_heads: int
         elif _WIDTHS.search(name):
             by = divisor
             if _MLP.search(name):
-                by = _power_of_two(values, least=_NARROW) if of_mlp is None else divisor * of_mlp
+                by = _power_of_two(values) if of_mlp is None else divisor * of_mlp
             if any(each > 1 and each % by for each in values):
                 return False
             divided = [each // by if each > 1 else each for each in values]

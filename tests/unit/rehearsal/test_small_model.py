@@ -36,7 +36,7 @@ def test_it_has_the_vocabulary_the_tokenizer_and_as_many_heads_as_ranks_divide(l
     config = model.config
     assert (config.vocab_size, config.num_hidden_layers, config.tie_word_embeddings) == (272, 4, True)
     assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 2, 32)
-    assert model.dtype == torch.bfloat16 and model.num_parameters() < 200_000
+    assert model.dtype == torch.bfloat16 and model.num_parameters() < 1_000_000
     tokens = [AutoTokenizer.from_pretrained(each)("1 + 1 = 2").input_ids for each in (large, tmp_path / "small")]
     assert tokens[0] == tokens[1]
     assert "Qwen3ForCausalLM" in load_checkpoint(tmp_path / "small")

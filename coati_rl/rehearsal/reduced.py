@@ -165,7 +165,8 @@ def _reductions(config: TrainingConfig, max_rows: int | None) -> Iterator[dict[s
     flat = config.flat()
     layout = smaller_layout(config)
     if isinstance(config, Config):
-        yield {"filter_range": None, "dynamic_batching": False}  # random weights answer all prompts equally wrong
+        # Random weights answer all prompts equally wrong, and seldom end: filters would leave no sample to train.
+        yield {"filter_range": None, "dynamic_batching": False, "filter_truncated_response": False}
         has_parts = config.parallel.train_batch_size > config.parallel.train_minibatch_size
         # The last that breaks no rule counts: the fewest prompts, in several mini-batches where the user has them.
         for parts, factor in ((1, 4), (1, 2), (1, 1), *([(2, 1)] if has_parts else [])):

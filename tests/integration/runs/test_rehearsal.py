@@ -12,7 +12,7 @@ import pytest
 from tests.integration.runs.conftest import ROOT
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
-SIZES = "-b transformers -t 1 -i 1 -ibs 16 -imbs 16 -tbs 8 -tMbs 4 -tmbs 2 -g 8 -mnt 64 -mpt 256 -ei 50 --device cpu"
+SIZES = "-b transformers -t 1 -i 1 -ibs 16 -imbs 16 -tbs 8 -tMbs 4 -tmbs 2 -g 8 -mnt 64 -mpt 256 --device cpu"
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def rehearse(make_tiny, tmp_path):
 
 def test_a_good_command_passes_all_stages_on_two_nodes_too(rehearse, make_tiny):
     held_out = make_tiny(tied=True) / "eval.jsonl"
-    code, found = rehearse("--nodes", 2, "-rt", "boxed", "-ed", f"a={held_out}", "--algo", "DAPO")
+    code, found = rehearse("--nodes", 2, "-rt", "boxed", "-ei", 50, "-ed", f"a={held_out}", "--algo", "DAPO")
     assert code == 0, found
     stages = {each["name"]: each for each in found["stages"]}
     names = ["flags", "preparation", "machines", "rewards", "small model", "nodes", "run", "resume", "export"]
@@ -63,7 +63,7 @@ def test_an_environment_that_raises_stops_a_command_with_its_own_words(rehearse,
         "    def step(self, action):\n        return [], 0.0, True, {}\n"
     )
     code, found = rehearse("--env", f"{tmp_path}/game.py:Game", "--max-episode-tokens", 512)
-    assert code == 1
+    assert code == 1, found
     assert found["stages"][-1]["name"] == "run"
     assert "no game server at port 4711" in found["stages"][-1]["problem"]
 

@@ -102,11 +102,12 @@ def test_each_model_is_replaced_by_the_small_one_of_its_directory():
     assert with_models("boxed", models) == "boxed"
 
 
-def test_random_weights_answer_no_prompt_so_groups_are_not_filtered():
+def test_random_weights_answer_no_prompt_and_seldom_end_so_samples_are_not_filtered():
     asked = "--algo DAPO"
     assert parse(asked.split())[0].algorithm.dynamic_batching
     algorithm = rehearsed(asked).config.algorithm
     assert (algorithm.filter_range, algorithm.dynamic_batching) == (None, False)
+    assert not algorithm.filter_truncated_response
     assert algorithm.clip_eps_high == 0.28, "all else of the preset stays"
 
 

@@ -47,7 +47,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
         prepared, make_scorer, warnings = _prepare(config, is_dry_run=is_dry_run)
     else:  # this process stays while engines and trainers need the memory
         prepared, make_scorer, warnings = call_in_child(
-            lambda: _prepare(config, is_dry_run=False), what="the preparation of the run"
+            lambda: _without_check(*_prepare(config, is_dry_run=False)), what="the preparation of the run"
         )
 
     def classes() -> ActorClasses:
@@ -80,6 +80,12 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
     )
 
 
+def prepare_run(config: Config, *, is_dry_run: bool) -> "tuple[Prepared, tuple[str, ...]]":
+    """Return the run's inputs, and warnings. Raises: ConfigError."""
+    prepared, _, warnings = _prepare(config, is_dry_run=is_dry_run)
+    return prepared, warnings
+
+
 def _prepare(config: Config, *, is_dry_run: bool) -> "tuple[Prepared, Callable[[], GroupScorer], tuple[str, ...]]":
     """Return the run's inputs, what makes its scorers, and warnings. Raises: ConfigError."""
     from coati_rl.preflight.prepare import prepare
@@ -107,14 +113,19 @@ def _prepare(config: Config, *, is_dry_run: bool) -> "tuple[Prepared, Callable[[
         is_dry_run=is_dry_run,
         environment=environment,
     )
-    if not config.cluster.master_address:  # only GPUs of other machines are checked later
-        prepared = dataclasses.replace(prepared, check_gpus=unchecked)
     model = Path(prepared.config.model.model)
     if prepared.config.sampling.backend == "transformers" and model.is_dir():  # in a dry run it may be elsewhere
         check_decoding(model)
     datasets = {"--dataset": prepared.read_prompts}
     datasets |= {f"--eval-dataset {task}": prompts.prompts for task, prompts in prepared.evaluation.items()}
     return prepared, make_scorer, (*prepared.warnings, *ground_truth_warnings(config, datasets))
+
+
+def _without_check(
+    prepared: "Prepared", make_scorer: "Callable[[], GroupScorer]", warnings: tuple[str, ...]
+) -> "tuple[Prepared, Callable[[], GroupScorer], tuple[str, ...]]":
+    """Leave out the check of GPUs, which holds modules of torch: only those of other machines are checked later."""
+    return dataclasses.replace(prepared, check_gpus=unchecked), make_scorer, warnings
 
 
 def _reward_model_cls(config: Config) -> type | None:

@@ -20,6 +20,7 @@ JOBS = {
 COMMANDS = {
     "rl": ("rl_example:run", "train a policy with producers, trainers and verifiable rewards (rl_example.py)"),
     **{name: ("consumer.__main__:main", summary) for name, summary in JOBS.items()},
+    "rehearse": ("coati_rl.rehearsal.command:main", "try a training command on the CPU, small, before it is started"),
     "generate": ("rl_generate:run", "sample, score and write responses to the prompts of a dataset (rl_generate.py)"),
     "score": ("rewards.__main__:score", "score responses: JSON lines from stdin to stdout"),
     "show": ("coati_rl.run_reader.show:main", "print a run's rollouts as conversations, best and worst first"),

@@ -7,6 +7,7 @@ import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coati_rl.config.cli import parse_job
 from coati_rl.config.commands import OFFLINE
@@ -21,6 +22,9 @@ from coati_rl.processes.subreaper import run_under_subreaper
 from coati_rl.processes.trainer_process import Spawned, early_trainers
 from consumer.environment import trainer_environment
 from consumer.merge_command import export_run
+
+if TYPE_CHECKING:
+    from coati_rl.preflight.prepare_offline import PreparedDataset
 
 _LIBRARIES = ("consumer.actor", "consumer.backend")  # of a trainer's process; they take seconds
 
@@ -58,14 +62,20 @@ def _main(job: type[OfflineConfig], arguments: Sequence[str], scratch: Path) -> 
 
 
 def _run(config: OfflineConfig, early: Sequence[Spawned], *, is_dry_run: bool, scratch: Path) -> None:
+    prepared, warnings = prepare_job(config, is_dry_run=is_dry_run)
+    classes = functools.partial(_classes, early)
+    finish = functools.partial(export_run, prepared.config)
+    plan_or_launch(prepared, classes, warnings=warnings, is_dry_run=is_dry_run, scratch=scratch, finish=finish)
+
+
+def prepare_job(config: OfflineConfig, *, is_dry_run: bool) -> "tuple[PreparedDataset, tuple[str, ...]]":
+    """Return the job's inputs, and warnings. Raises: ConfigError."""
     from coati_rl.preflight.prepare_offline import prepare_offline
     from consumer.parallel.layout_rules import check_layout
     from consumer.proofs.model import try_model
 
     prepared = prepare_offline(config, check_layout=check_layout, try_model=try_model, is_dry_run=is_dry_run)
-    classes = functools.partial(_classes, early)
-    finish = functools.partial(export_run, prepared.config)
-    plan_or_launch(prepared, classes, warnings=prepared.warnings, is_dry_run=is_dry_run, scratch=scratch, finish=finish)
+    return prepared, prepared.warnings
 
 
 def _classes(early: Sequence[Spawned]) -> ActorClasses:

@@ -45,7 +45,7 @@ from coati_rl.preflight.prompts import (
 from coati_rl.preflight.resources import checked_model_config, read_model_config, resolve_model, sharding_warnings
 from coati_rl.preflight.sample_rows import TryModel
 from coati_rl.preflight.saved_tokenizer import check_of_run
-from coati_rl.preflight.size_checks import check_length, check_prompts, check_step, resolve_device
+from coati_rl.preflight.size_checks import check_length, check_prompts, check_step, check_token_ids, resolve_device
 from coati_rl.processes.exit_messages import print_lines
 from coati_rl.processes.slow_phase import slow_phase
 from coati_rl.transport.choice import choose_backend
@@ -198,6 +198,7 @@ def _with_model(
     train, evaluation = make_run_prompts(rows, config, tokenizer)
     check_of_run(config, rows, tokenizer)
     check_prompts(config, train if rows.of_files else None, evaluation)
+    check_token_ids(train if rows.of_files else None, evaluation, hf_config, config.model.model)
     check_memory = partial(
         check_run_memory, config, hf_config, device, prompt_tokens=_mean_prompt_tokens(train), check_layout=check_layout
     )

@@ -11,6 +11,7 @@ from coati_rl.config.plan import Plan
 from coati_rl.config.rules import nearest_flags
 from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
+from coati_rl.preflight.prepared_run import NUM_READ
 from coati_rl.preflight.resources import find_device
 from coati_rl.types import Device
 
@@ -87,6 +88,28 @@ def check_prompts(config: Config, train: PromptSet | None, evaluation: dict[str,
                 f"{name}: all {prompt_set.num_refused} prompts exceed "
                 f"--max-prompt-tokens {config.data.max_prompt_tokens}"
             )
+
+
+def check_token_ids(train: PromptSet | None, evaluation: dict[str, PromptSet], model: Any, name: str) -> None:
+    """Raise ConfigError for a token that the model has no embedding of.
+
+    Args:
+        train: None if it does not come from files; of streamed prompts the first ones are read.
+        evaluation: the prompts of each evaluation set.
+        model: its transformers config.
+        name: of the model, for the message.
+    """
+    size = model.vocab_size
+    sets = {} if train is None else {"--dataset": train}
+    for flag, prompt_set in {**sets, **{f"--eval-dataset {t}": s for t, s in evaluation.items()}}.items():
+        for prompt in prompt_set.prompts[:NUM_READ]:
+            largest = max(prompt.token_ids, default=0)
+            if largest >= size:
+                raise ConfigError(
+                    f"{flag}: {prompt.uid} has the token {largest}, and --model {name} has embeddings of {size} tokens "
+                    "(vocab_size of its config.json); use the tokenizer that belongs to it, or a model whose "
+                    "embeddings were enlarged for these tokens"
+                )
 
 
 def check_step(config: Config, plan: Plan, num_prompts: int | None) -> None:

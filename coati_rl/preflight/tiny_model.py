@@ -22,6 +22,7 @@ _MAX_LAYERS = 12
 _NUM_EXPERTS = (8, 32)
 _MLP_DIVISOR = 8  # of the layers' MLPs, beside that of all widths
 _MAX_PARAMETERS = 2**28  # of a model that is made in memory
+_ALIGNED = 64  # widths of a model that keeps its vocabulary are multiples of it: kernels of engines ask for that
 _DIVISORS = {1, 2, 4, 8, 16, 32}  # beside those of the number of heads
 
 _LAYERS, _KEY_HEADS = "num_hidden_layers", "num_key_value_heads"
@@ -34,22 +35,32 @@ _EXPERTS = re.compile(r"(num|n|moe_num)_(local_|routed_)?experts$")
 _WINDOWS = re.compile(r"sliding_window(_size)?$|attention_window_size$|attention_chunk_size$|local_attention$")
 
 
-def tiny_model(config: Any, build: Callable[[Any], nn.Module], *, num_kv_heads: int = 1, seed: int = 0) -> Any:
+def tiny_model(
+    config: Any,
+    build: Callable[[Any], nn.Module],
+    *,
+    num_kv_heads: int = 1,
+    num_layers: int = 2,
+    keeps_vocabulary: bool = False,
+    seed: int = 0,
+) -> Any:
     """Return a small float32 model in evaluation mode, whose every weight changes its logits.
 
     Args:
         config: transformers config of the model that it stands for; it is not changed.
         build: makes a module with a config, such as `AutoModelForCausalLM.from_config`.
         num_kv_heads: at least so many heads for keys and values are kept, if the model has them.
+        num_layers: at least so many layers are kept, if the model has them.
+        keeps_vocabulary: tokens and sliding windows stay as well, for engines and the model's own tokenizer.
         seed: of its weights.
     Raises: ValueError if the architecture accepts no small size, with the error of the last one tried.
     """
     reason: Exception = ValueError("no size was tried")
     try:
-        layers = _layers_to_keep(config, build)
+        layers = _layers_to_keep(config, build, num_layers)
     except Exception as error:  # an architecture may refuse its own config by any error
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    for candidate in _candidates(config, layers, num_kv_heads):
+    for candidate in _candidates(config, layers, num_kv_heads, keeps_vocabulary=keeps_vocabulary):
         try:
             with torch.device("meta"):
                 size = sum(parameter.numel() for parameter in build(copy.deepcopy(candidate)).parameters())
@@ -77,44 +88,50 @@ def randomise(model: nn.Module, *, seed: int) -> None:
         parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
 
 
-def _candidates(config: Any, layers: Sequence[int], num_kv_heads: int) -> Iterator[Any]:
+def _candidates(config: Any, layers: Sequence[int], num_kv_heads: int, *, keeps_vocabulary: bool) -> Iterator[Any]:
     """Yield configs, the narrowest first."""
     total = getattr(config.get_text_config(), "num_attention_heads", None)
     divisors = (
         {each for each in range(1, total + 1) if total % each == 0} if isinstance(total, int) and total > 0 else set()
     )
-    for num_heads, divisor in itertools.product(
-        (2 * num_kv_heads, num_kv_heads), sorted(divisors | _DIVISORS, reverse=True)
+    mlp_divisors = (_MLP_DIVISOR, 1, None) if keeps_vocabulary else (_MLP_DIVISOR, 1)
+    widths = (True, False) if keeps_vocabulary else (False,)
+    for num_heads, divisor, is_narrow in itertools.product(
+        (2 * num_kv_heads, num_kv_heads), sorted(divisors | _DIVISORS, reverse=True), widths
     ):
-        for num_experts, of_mlp in itertools.product((*_NUM_EXPERTS, None), (_MLP_DIVISOR, 1)):
+        for num_experts, of_mlp in itertools.product((*_NUM_EXPERTS, None), mlp_divisors):
             candidate = copy.deepcopy(config)
             text = candidate.get_text_config()
             for name in getattr(candidate, "sub_configs", {}):
                 _cut_layers(getattr(candidate, name, None), range(2))
             _cut_layers(text, layers)
-            _cut_vocabulary(text)
-            if text is not candidate:
-                _cut_vocabulary(candidate)
+            if not keeps_vocabulary:
+                _cut_vocabulary(text)
+                _cut_windows(text)
+                if text is not candidate:
+                    _cut_vocabulary(candidate)
             are_cut = _cut_widths(text, divisor, of_mlp, num_heads=num_heads, num_kv_heads=num_kv_heads)
+            are_cut = are_cut and (not is_narrow or _narrow(text))
+            are_cut = are_cut and (not keeps_vocabulary or _is_aligned(text, config.get_text_config()))
             if are_cut and (_cut_experts(text, num_experts) or num_experts is None):
                 yield candidate
 
 
-def _layers_to_keep(config: Any, build: Callable[[Any], nn.Module]) -> Sequence[int]:
+def _layers_to_keep(config: Any, build: Callable[[Any], nn.Module], least: int) -> Sequence[int]:
     """Return the layers that show every kind: the first ones up to the last new kind, or, of many, one of each kind."""
     total = getattr(config.get_text_config(), _LAYERS, None)
-    if not isinstance(total, int) or total <= 2:
-        return range(total or 2)
+    if not isinstance(total, int) or total <= least:
+        return range(total or least)
     with torch.device("meta"):
         module = build(copy.deepcopy(config))
     stack = next((m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) == total), None)
     if stack is None:
-        return range(2)
+        return range(least)
     kinds: dict[Any, int] = {}
     for index, layer in enumerate(stack):
         kinds.setdefault(_kind(layer), index)
-    first = max(2, max(kinds.values()) + 1)
-    return range(first) if first <= _MAX_LAYERS else sorted({0, 1, *kinds.values()})[:_MAX_LAYERS]
+    first = max(least, max(kinds.values()) + 1)
+    return range(first) if first <= _MAX_LAYERS else sorted({*range(least), *kinds.values()})[:_MAX_LAYERS]
 
 
 def _kind(layer: nn.Module) -> Any:
@@ -163,8 +180,41 @@ def _cut_vocabulary(config: Any) -> None:
             setattr(config, name, 0)
 
 
-def _cut_widths(config: Any, divisor: int, of_mlp: int, *, num_heads: int, num_kv_heads: int) -> bool:
-    """Divide sizes and numbers of heads; make windows short. Returns: False if a size cannot be divided so."""
+def _cut_windows(config: Any) -> None:
+    for name, value in config.to_dict().items():
+        if _WINDOWS.search(name) and isinstance(value, int) and not isinstance(value, bool):
+            setattr(config, name, min(value, _WINDOW))
+
+
+def _narrow(config: Any) -> bool:
+    """Halve the width of the residual stream where that of heads is set apart. Returns: False where it is not."""
+    width = getattr(config, "hidden_size", None)
+    if not isinstance(config.to_dict().get("head_dim"), int) or not isinstance(width, int):
+        return False
+    config.hidden_size = width // _power_of_two([width])
+    return True
+
+
+def _power_of_two(sizes: Sequence[int]) -> int:
+    """Return the largest power of two that divides all sizes and leaves them aligned."""
+    power = 1
+    while all(size and size % (2 * power * _ALIGNED) == 0 for size in sizes):
+        power *= 2
+    return power
+
+
+def _is_aligned(small: Any, whole: Any) -> bool:
+    """Whether the widths that are aligned in the whole config are so in the small one."""
+    sizes, names = whole.to_dict(), [name for name in whole.to_dict() if name == "hidden_size" or _MLP.search(name)]
+    wanted = [name for name in names if isinstance(sizes[name], int) and sizes[name] % _ALIGNED == 0]
+    return all(getattr(small, name) % _ALIGNED == 0 for name in wanted)
+
+
+def _cut_widths(config: Any, divisor: int, of_mlp: int | None, *, num_heads: int, num_kv_heads: int) -> bool:
+    """Divide sizes and numbers of heads; of MLPs, without `of_mlp`, by a power of two.
+
+    Returns: False if a size cannot be divided so.
+    """
     heads, of_keys = (getattr(config, name, None) for name in ("num_attention_heads", _KEY_HEADS))
     if isinstance(heads, int) and heads // divisor < min(heads, num_heads):
         return False
@@ -177,11 +227,13 @@ def _cut_widths(config: Any, divisor: int, of_mlp: int, *, num_heads: int, num_k
         if not all(isinstance(each, int) and not isinstance(each, bool) for each in values):
             continue
         if _WINDOWS.search(name):
-            setattr(config, name, min(value, _WINDOW))
-        elif name == _KEY_HEADS:
+            continue
+        if name == _KEY_HEADS:
             setattr(config, name, of_keys)
         elif _WIDTHS.search(name):
-            by = divisor * of_mlp if _MLP.search(name) else divisor
+            by = divisor
+            if _MLP.search(name):
+                by = _power_of_two(values) if of_mlp is None else divisor * of_mlp
             if any(each > 1 and each % by for each in values):
                 return False
             divided = [each // by if each > 1 else each for each in values]

@@ -112,7 +112,7 @@ def make_run_dir(config: TrainingConfig, resume: ResumedRun | None = None, *, ch
         is still running, or if the directory of checkpoints holds those of another run.
     """
     wanted = _wanted(config) if config.run.run_dir else None
-    _check_save_dir(config, resume)
+    check_save_dir(config, resume)
     own = _directory_of_run(resume, wanted)
     checkpoints = _paths(config, own or _wanted(config)).checkpoints
     check_free_space(checkpoints, needed=checkpoint_bytes - left_over_bytes(checkpoints))
@@ -152,7 +152,7 @@ def _wanted(config: TrainingConfig) -> Path:
     return (Path(run.run_dir) if run.run_dir else Path("runs") / run.project).absolute()
 
 
-def _check_save_dir(config: TrainingConfig, resume: ResumedRun | None) -> None:
+def check_save_dir(config: TrainingConfig, resume: ResumedRun | None) -> None:
     """Raise ConfigError for another run's directory: each would replace, or delete, the other's checkpoints."""
     run = config.run
     if run.save_dir is None:

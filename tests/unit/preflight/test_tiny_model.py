@@ -59,3 +59,25 @@ def test_an_architecture_that_does_not_run_is_an_error_with_its_reason():
 
     with pytest.raises(ValueError, match=r"^KeyError: 'kernels'$"):
         tiny_model(AutoConfig.for_model("llama"), build)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes"),
+    [
+        ("qwen2", {"hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 28}),  # as Qwen2.5-0.5B
+        ("qwen2", {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28}),  # Qwen2.5-7B
+        ("qwen3", {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "head_dim": 128}),
+        ("llama", {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "head_dim": 128}),
+    ],
+)
+def test_with_its_vocabulary_a_model_is_small_enough_for_a_cpu(model_type, sizes):
+    config = AutoConfig.for_model(
+        model_type, num_key_value_heads=4, num_hidden_layers=28, vocab_size=32064, tie_word_embeddings=False, **sizes
+    )
+    model = tiny_model(config, AutoModelForCausalLM.from_config, num_kv_heads=2, num_layers=4, keeps_vocabulary=True)
+    small = model.config
+    assert (small.vocab_size, small.num_hidden_layers, small.tie_word_embeddings) == (32064, 4, False)
+    assert (small.num_attention_heads % 2, small.num_key_value_heads % 2, small.intermediate_size % 2) == (0, 0, 0)
+    assert small.num_attention_heads > small.num_key_value_heads
+    assert (small.hidden_size % 64, small.intermediate_size % 64) == (0, 0), "as an engine's kernels ask for"
+    assert model.num_parameters() < 55_000_000, "of which the embedding and the head are nearly all"

@@ -113,9 +113,9 @@ def printed_above(print_above: Callable[[str], None]) -> Iterator[None]:
 
 
 def _handlers() -> Iterator[Any]:
-    """Yield the handlers of all loggers that write to a stream."""
+    """Yield the handlers of all loggers that keep a stream; logging's last resort follows sys.stderr by itself."""
     loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
     for logger in loggers:
         for handler in getattr(logger, "handlers", ()):  # a PlaceHolder has none
-            if isinstance(handler, logging.StreamHandler):
+            if isinstance(handler, logging.StreamHandler) and "stream" in vars(handler):
                 yield handler

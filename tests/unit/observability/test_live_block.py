@@ -58,6 +58,7 @@ def has_block(lines):
 def test_prints_and_logs_are_whole_lines_above_the_block(terminal, display, as_output, monkeypatch):
     as_output()
     handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)  # as a run's own
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
     monkeypatch.setattr(logging.getLogger("another.library"), "handlers", [logging.lastResort])
     with display:

@@ -113,7 +113,7 @@ def printed_above(print_above: Callable[[str], None]) -> Iterator[None]:
 
 
 def _handlers() -> Iterator[Any]:
-    """Yield the handlers of all loggers that write to a stream which they keep; others look standard error up."""
+    """Yield the handlers of all loggers that keep a stream; logging's last resort follows sys.stderr by itself."""
     loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
     for logger in loggers:
         for handler in getattr(logger, "handlers", ()):  # a PlaceHolder has none

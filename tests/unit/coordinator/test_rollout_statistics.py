@@ -135,6 +135,9 @@ def test_the_spread_of_rewards_is_over_valid_samples_and_a_group_of_equal_reward
     assert statistics(groups[:2], groups[2:])["reward_std"] == pytest.approx((0.5 / 6) ** 0.5)  # 0, 1 and four of 0.5
     assert statistics(groups, [alone])["constant_group_fraction"] == pytest.approx(2 / 3), "one sample is no group"
     assert statistics([group_of([(1 / 3, 2)] * 3)] * 43)["reward_std"] == 0.0, "not 5.6e-17"
+    right_and_wrong = statistics([group_of([(1.0, 2), (1.0, 2)]), group_of([(0.0, 2), (0.0, 2), (1.0, 2, "invalid")])])
+    assert (right_and_wrong["groups_all_correct"], right_and_wrong["groups_all_wrong"]) == (1, 1)
+    assert statistics(groups[:1], [alone])["groups_all_correct"] == 0, "a mixed group, and one of one valid sample"
     nothing = statistics([group_of([(1.0, 2, "invalid"), (1.0, 2, "invalid")])])
     assert (nothing["reward_std"], nothing["constant_group_fraction"]) == (None, None)
 

@@ -58,7 +58,9 @@ def has_block(lines):
 def test_prints_and_logs_are_whole_lines_above_the_block(terminal, display, as_output, monkeypatch):
     as_output()
     handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)  # as a run's own
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    monkeypatch.setattr(logging.getLogger("another.library"), "handlers", [logging.lastResort])
     with display:
         display.show(STEP)
         until(lambda: has_block(terminal.read()))
@@ -66,11 +68,13 @@ def test_prints_and_logs_are_whole_lines_above_the_block(terminal, display, as_o
         sys.stdout.write("in parts\nand lines\n")
         sys.stderr.write("an error\n")
         logging.getLogger("a.library").warning("a log")
+        logging.getLogger("another.library").warning("another log")
         display.print_line("x" * 200)
         until(lambda: terminal.shows("xx") and has_block(terminal.read()))
     shown = terminal.read()
     assert handler.stream is terminal.stream is sys.stdout
     assert shown[:4] == ["printed in parts", "and lines", "an error", "a log"]
+    assert shown[4:6] == ["another log", "another log"], "of its own handler and of the root's"
     assert [line for line in shown if "x" in line and not line.strip("x")] == ["x" * 80, "x" * 80, "x" * 40]
     assert not any("━" in line for line in shown) and shown[-1] == "" and terminal.screen.column == 0
 

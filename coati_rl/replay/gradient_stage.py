@@ -44,7 +44,7 @@ def tolerance_of(precision: torch.dtype, *, is_retrained: bool) -> Tolerance:
     if precision == torch.float32:
         near = 1e-3 if is_retrained else 1e-5
         return Tolerance(metric=max(near, 2e-5), gradient=near, rounding=4.0, update=2e-2)
-    return Tolerance(metric=5e-2, gradient=1e-3, rounding=16.0 if is_retrained else 4.0, update=None)
+    return Tolerance(metric=5e-2, gradient=1e-3, rounding=32.0 if is_retrained else 8.0, update=None)
 
 
 MASTER = "master"  # the kind of a checkpoint's float32 tensors

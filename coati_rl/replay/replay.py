@@ -96,7 +96,7 @@ class Replay:
         retraining = self._retraining(
             step - 1, lambda at: own.of_groups(at, groups_of([*self.run.rollouts(at + 1)]))[0]
         )
-        yield self._check_weights(retraining.step if uid else step - 1, rollouts)
+        yield self._check_weights(step - 1, rollouts)
         retraining.advance(step - 1, self._learning_rate)
         versions = {version for group in groups for version in group.policy_versions.tolist()}
         models = self._policies(versions, retraining)

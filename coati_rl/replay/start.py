@@ -1,7 +1,7 @@
 """Find the weights that a replay begins with, and train from there to the step that is asked for."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -95,4 +95,4 @@ class Retraining:
             self._kept = {at: kept for at, kept in self._kept.items() if at >= self.step - self._old_period}
             self._kept[first] = self.training.with_targets(self._batch_of(first))
         batch, sums = self._kept[first]
-        return StepBatch(step=self.step, micro_batches=batch.micro_batches, loss_scale=batch.loss_scale), sums
+        return (batch if first == self.step else replace(batch, step=self.step, without_targets=())), sums

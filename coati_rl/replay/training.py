@@ -5,12 +5,12 @@ mean loss, not clipped, by the names that the run's record has.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch
@@ -29,6 +29,8 @@ class StepBatch:
     step: int  # optimizer steps before it
     micro_batches: tuple[MicroBatch, ...]
     loss_scale: float  # factor from the summed loss to its mean; 0: the step has no samples
+    # As they were before targets were filled in; none before that, and in later updates on a batch.
+    without_targets: tuple[MicroBatch, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +96,7 @@ class RecomputedTraining:
         micro_batches, sums = objective.targets(micro_batches)
         if objective.needs_whole_step:
             micro_batches = tuple(objective.with_whole_step(micro_batches, _as_floats))
-        return StepBatch(step=batch.step, micro_batches=micro_batches, loss_scale=batch.loss_scale), sums
+        return replace(batch, micro_batches=micro_batches, without_targets=batch.micro_batches), sums
 
     def result_of(self, batch: StepBatch, of_targets: Mapping[str, Tensor]) -> StepResult:
         """Compute loss and gradients of a step with its targets; weights stay as they are."""
@@ -108,14 +110,18 @@ class RecomputedTraining:
         return StepResult(metrics=metrics, gradients=gradients, sizes=sizes)
 
     def rounded_gradient(self, role: Role, batch: StepBatch) -> dict[str, Tensor]:
-        """Return a model's gradient as plain transformers compute it in the run's precision."""
-        module = self.models[role].module
-        dtype = next(module.parameters()).dtype
-        module.to(self._precision)  # the weights are in it already: nothing is lost on the way back
+        """Return a model's gradient as plain transformers compute it in the run's precision, targets included."""
+        modules = [model.module for model in self.models.values()]
+        dtype = next(modules[0].parameters()).dtype
+        for module in modules:
+            _convert(module, self._precision)  # the weights are in it already: nothing is lost on the way back
         try:
+            if batch.without_targets:
+                batch, _ = self.with_targets(replace(batch, micro_batches=batch.without_targets))
             return {name: each.double() for name, each in self._gradient(role, batch)[0].items()}
         finally:
-            module.to(dtype)
+            for module in modules:
+                _convert(module, dtype)
 
     def update(self, batch: StepBatch, result: StepResult, learning_rate: float) -> None:
         """Take the optimizer steps of a step on its gradients, as `result_of` has returned them just now."""
@@ -169,6 +175,15 @@ class RecomputedTraining:
         theirs: Any = dict(self.models[source].module.named_parameters())
         for name, weight in self.models[target].module.named_parameters():
             weight.copy_(theirs[name] if mix == 1 else torch.lerp(weight, theirs[name], mix))
+
+
+def _convert(module: nn.Module, dtype: torch.dtype) -> None:
+    """Convert a model; buffers such as rotary frequencies stay in float32 at least, as where a model is loaded."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
+    for buffer in module.buffers():
+        if buffer.is_floating_point():
+            buffer.data = buffer.data.to(torch.float32 if dtype == torch.bfloat16 else dtype)
 
 
 def norm_of(tensors: Any) -> float:

@@ -40,7 +40,7 @@ def figures(parts: list[list[dict[str, Any]]]) -> str:
     names = dict.fromkeys(each["fault"] for part in parts for each in part)
     for name in [*(name for name in names if name != HEALTHY), HEALTHY]:
         of_parts = [[each for each in part if each["fault"] == name] for part in parts]
-        counts = [f"{sum(each['is_right'] for each in part)} of {len(part)}" for part in of_parts]
+        counts = [f"{sum(each['is_right'] for each in part)} of {len(part)}" if part else "-" for part in of_parts]
         wrong = Counter(each["first"] for part in of_parts for each in part if not each["is_right"])
         others = ", ".join(f"`{cause}` {number}" for cause, number in wrong.most_common())
         lines.append(f"| {'none (healthy)' if name == HEALTHY else f'`{name}`'} | {' | '.join(counts)} | {others} |")

@@ -43,10 +43,10 @@ SETTINGS: tuple[dict[str, Any], ...] = (
         "learning_rate": 1e-4, "num_generations": 16, "inference_batch_size": 4, "inference_microbatch_size": 4,
         "train_batch_size": 4, "train_minibatch_size": 4
     },
-    {"algo": "DRGRPO", "updates_per_batch": 2},
+    {"algo": "DR_GRPO", "updates_per_batch": 2},
     {"algo": "CISPO", "num_inferencer": 2, "temperature": 1.1, "max_new_tokens": 48},
 )  # fmt: skip
-ALGOS = ("GRPO", "DAPO", "DRGRPO", "GSPO", "CISPO", "RLOO", "SAPO", "REINFORCE_PP", "GMPO", "PPO")
+ALGOS = ("GRPO", "DAPO", "DR_GRPO", "GSPO", "CISPO", "RLOO", "SAPO", "REINFORCE_PP", "GMPO", "PPO")
 
 
 def base(model: Path, run_dir: Path) -> dict[str, Any]:

@@ -17,8 +17,11 @@ import torch
 from rich.console import Console
 
 from coati_rl.driver import launch
+from coati_rl.driver.event_recorder import EventRecorder
+from coati_rl.driver.loading import LoadingLines
 from coati_rl.errors import RunError
 from coati_rl.observability.progress import ProgressDisplay
+from coati_rl.observability.sampled_answer import AnswerReader
 from coati_rl.observability.timeline import Timeline
 from coati_rl.processes.run_dir import locked
 from coati_rl.types import GenerationRequest, GenerationResult
@@ -143,9 +146,17 @@ def _records(prepared: Any, paths: Any) -> Iterator[tuple[ProgressDisplay, Show]
         timeline = files.enter_context(closing(Timeline(paths.run_dir / "timeline", "driver")))
         display = files.enter_context(ProgressDisplay(prepared.plan.num_steps, Console(file=null)))
         display.print_line(f"run directory {paths.run_dir}")
+        recorder = EventRecorder(
+            display=display,
+            loading=LoadingLines(prepared.config),
+            sinks=sinks,
+            syncs=syncs,
+            answers=AnswerReader(paths.run_dir / "rollouts", every=None, first_step=0),
+            run_dir=paths.run_dir,
+        )
 
         def note(event: dict[str, Any]) -> None:
-            launch._record(launch._with_timeline_event(event, timeline, log), display, sinks, syncs, paths.run_dir)
+            recorder.record(launch._with_timeline_event(event, timeline, log))
 
         yield display, note
 

@@ -74,7 +74,7 @@ def events_in(metrics: Path, evaluation: Path) -> Iterator[dict[str, Any]]:
         evaluation: directory of summary.jsonl.
     """
     for kind, path in (("step", metrics), ("evaluation", evaluation / "summary.jsonl")):
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
         for line in lines:
             if step_of_record(line) is not None:
                 yield {**json.loads(line), "event": kind}

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from coati_rl.errors import CoatiError, ConfigError, RunError
-from coati_rl.run_reader.show import printable
-from coati_rl.text import shorten
+from coati_rl.text import printable, shorten
 
 Outcome = Literal["ok", "warning", "refused", "failed"]
 EXIT_CODES: dict[Outcome, int] = {"ok": 0, "warning": 0, "failed": 1, "refused": 2}

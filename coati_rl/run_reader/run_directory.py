@@ -43,7 +43,7 @@ class RunDirectory:
             raise ConfigError(f"{path}: has no config.yaml; give the directory of a run")
 
     def config(self) -> dict[str, Any]:
-        """Return the resolved configuration, by section. Raises: ConfigError if the file cannot be read."""
+        """Return the resolved configuration. Raises: ConfigError if the file cannot be read."""
         try:
             found = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
         except (OSError, yaml.YAMLError) as error:

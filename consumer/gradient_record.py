@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from coati_rl.disk import disk_errors
-from coati_rl.observability.gradients import GRADIENTS, gradient_file
+from coati_rl.observability.step_files import GRADIENTS, delete_before, step_file
 from coati_rl.ops.gradient_sketch import NUM_SUMS, summary_of
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 class GradientRecorder:
     """Summarise gradients on every rank, and write them on one; methods are collective."""
 
-    def __init__(self, run_dir: Path, parallelism: "Parallelism", *, is_writer: bool) -> None:
-        """Store the arguments; nothing is written before the first step."""
+    def __init__(self, run_dir: Path, parallelism: "Parallelism", *, is_writer: bool, keep: int) -> None:
+        """Store the arguments; `keep`: steps that are kept at least. Nothing is written before the first step."""
         self._directory = run_dir / GRADIENTS
         self._parallelism = parallelism
-        self._is_writer = is_writer
+        self._is_writer, self._keep = is_writer, keep
         self._lines = list[dict[str, Any]]()  # of the step
 
     def observe(self, model: "RoleModel", loss_scale: float) -> None:
@@ -48,8 +48,9 @@ class GradientRecorder:
         lines, self._lines = self._lines, []
         if not self._is_writer:
             return
-        path = gradient_file(self._directory, step)
+        path = step_file(self._directory, step)
         with disk_errors(path):
             self._directory.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps({"step": step, **line}) + "\n" for line in lines)
+            delete_before(self._directory, step, keep=self._keep)

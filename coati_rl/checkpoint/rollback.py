@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coati_rl.checkpoint.directory import checkpoints_in, step_of
-from coati_rl.observability.gradients import GRADIENTS
 from coati_rl.observability.records import step_of_record
+from coati_rl.observability.step_files import GRADIENTS
 
 _EVALUATION = re.compile(r".*-step-(\d+)\.jsonl")
 

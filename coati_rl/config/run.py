@@ -21,6 +21,9 @@ class RunConfig(TrainingRunConfig):
     rollout_detail: RolloutDetail = execution(
         "full", "Rollouts with token ids, log-probabilities and versions, so that a step can be recomputed, or without."
     )
+    keep_rollouts: int | None = execution(
+        None, "Optimizer steps whose rollouts are kept, in files of 100; older files are deleted. Default: all.", ge=1
+    )
     answer_interval: int = execution(
         10,
         "Optimizer steps between sampled answers in the terminal's block, TensorBoard and W&B; the first step has one, "

@@ -111,6 +111,12 @@ class TrainingRunConfig(Section):
         "others.",
         metavar="METRIC",
     )
+    keep_gradients: int = execution(
+        1000,
+        "Optimizer steps whose gradients are kept, in files of 100, as the norms and sketches that coati-rl replay "
+        "compares with; 0: none.",
+        ge=0,
+    )
     save_on_interrupt: bool = execution(
         True, "On Ctrl-C or SIGTERM, write a checkpoint of the weights as they are, within --interrupt-grace-s."
     )

@@ -46,7 +46,7 @@ class CoordinatorActor(Coordinator):
             settings,
             source,
             evaluation,
-            RolloutRecorder(paths.rollouts, config.run.rollout_detail),
+            RolloutRecorder(paths.rollouts, config.run.rollout_detail, keep=config.run.keep_rollouts),
             RunStart(
                 position=prepared.resume.position if prepared.resume else None,
                 untrained=prepared.resume.untrained if prepared.resume else None,

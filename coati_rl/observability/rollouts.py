@@ -15,25 +15,22 @@ import numpy as np
 from coati_rl.data.group_rules import has_usable_baseline
 from coati_rl.disk import disk_errors
 from coati_rl.observability.records import conversation_fields, score_fields, shown_truth, without_conversations
+from coati_rl.observability.step_files import delete_before, step_file
 from coati_rl.run_lengths import encode_runs
 from coati_rl.types import DEFAULT_TASK, RolloutDetail, RolloutGroup, Trajectory
 
-_STEPS_PER_FILE = 100
 NO_IDENTITIES: Mapping[int, str] = MappingProxyType({})
-
-
-def rollout_file(directory: Path, step: int) -> Path:
-    """Return the file that has the rollouts of an optimizer step, from 1."""
-    first = (step - 1) // _STEPS_PER_FILE * _STEPS_PER_FILE + 1
-    return directory / f"steps-{first:06d}-{first + _STEPS_PER_FILE - 1:06d}.jsonl"
 
 
 class RolloutRecorder:
     """Append the groups of each optimizer step."""
 
-    def __init__(self, directory: Path, detail: RolloutDetail = "full") -> None:
-        """Take the directory; the detail "full" adds token ids, log-probabilities and policy versions to the text."""
-        self._directory = directory
+    def __init__(self, directory: Path, detail: RolloutDetail = "full", *, keep: int | None = None) -> None:
+        """Take the directory, and the steps that are kept at least, in files of 100; None: all.
+
+        The detail "full" adds token ids, log-probabilities and policy versions to the text.
+        """
+        self._directory, self._keep = directory, keep
         self._is_full = detail == "full"
 
     def write(
@@ -53,7 +50,7 @@ class RolloutRecorder:
             identities: of weights, by policy version.
         Raises: RunError if the file cannot be written.
         """
-        path = rollout_file(self._directory, step)
+        path = step_file(self._directory, step)
         with disk_errors(path):
             self._directory.mkdir(parents=True, exist_ok=True)
             # Half of a surrogate pair, from an environment or an agent, becomes its JSON escape.
@@ -61,6 +58,7 @@ class RolloutRecorder:
                 for group in groups:
                     numbers = range(len(group.trajectories))
                     file.writelines(self._line(step, group, number, advantages, identities) for number in numbers)
+            delete_before(self._directory, step, keep=self._keep)
 
     def _line(
         self,

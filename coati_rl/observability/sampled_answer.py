@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coati_rl.observability.rollouts import rollout_file
+from coati_rl.observability.step_files import step_file
 from coati_rl.text import printable, shown_ends
 
 _MAX_LINE_BYTES = 2**22  # of a longer line there is no answer to show
@@ -57,14 +57,14 @@ class AnswerReader:
         self._path: Path | None = None
         self._end = 0  # of the file, after the last step
         if directory is not None:
-            self._path = rollout_file(directory, self._first)
+            self._path = step_file(directory, self._first)
             self._end = _size(self._path)
 
     def take(self, step: int) -> SampledAnswer | None:
         """Return an answer of a step whose record has come, from the middle of what was written since the last."""
         if self._directory is None or self._every is None:
             return None
-        path = rollout_file(self._directory, step)
+        path = step_file(self._directory, step)
         begin, self._path, self._end = self._end if path == self._path else 0, path, _size(path)
         if (step != self._first and step % self._every) or self._end <= begin:
             return None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapter_files import PREFIX
-from coati_rl.observability.gradients import GRADIENTS, gradient_file
+from coati_rl.observability.step_files import GRADIENTS, step_file
 from coati_rl.ops.gradient_sketch import place_of, summary_of
 from coati_rl.protocols import Role
 from coati_rl.replay.stage import Stage, checked, unchecked
@@ -80,7 +80,7 @@ def _is_close(value: float, recorded: float, tolerance: float) -> bool:
 
 def recorded_gradients(run_dir: Path, step: int) -> dict[str, Mapping[str, list[float]]]:
     """Return what the run has recorded of a step's gradients, by model."""
-    lines = read_json_lines(gradient_file(run_dir / GRADIENTS, step))
+    lines = read_json_lines(step_file(run_dir / GRADIENTS, step))
     return {line["model"]: line["tensors"] for line in lines if line.get("step") == step}
 
 

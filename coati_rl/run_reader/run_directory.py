@@ -15,12 +15,12 @@ from coati_rl.checkpoint.directory import checkpoints_in
 from coati_rl.errors import ConfigError
 from coati_rl.observability.records import MACHINE
 from coati_rl.observability.sinks import METRICS
+from coati_rl.observability.step_files import steps_in
 from coati_rl.run_reader.json_lines import read_json_lines
 from coati_rl.run_reader.rollout import Rollout
 from coati_rl.run_reader.step_lines import last_step, line_at, lines_of_step, without_tokens
 
 ANNOTATIONS = "annotations.jsonl"
-_ROLLOUTS = re.compile(r"steps-(\d+)-(\d+)\.jsonl")
 _LOCKS = Path("/proc/locks")
 _LOG_TAIL_BYTES = 1 << 20
 _PROBLEM = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) [\w.]+: ")
@@ -148,14 +148,8 @@ class RunDirectory:
     def rollout_files(self, step: int | None = None) -> list[Path]:
         """Return the files of rollouts, by step; of one step those that may hold it."""
         found = self._output("rollout_save_dir", "rollouts").glob("steps-*.jsonl")
-        files = sorted(path for path in found if _ROLLOUTS.fullmatch(path.name))
-        return files if step is None else [path for path in files if step in _steps_in(path)]
-
-
-def _steps_in(path: Path) -> range:
-    found = _ROLLOUTS.fullmatch(path.name)
-    assert found is not None  # noqa: S101, chosen by it
-    return range(int(found[1]), int(found[2]) + 1)
+        by_steps = sorted((path, steps) for path in found if (steps := steps_in(path)))
+        return [path for path, steps in by_steps if step is None or step in steps]
 
 
 @contextmanager

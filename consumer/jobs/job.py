@@ -32,10 +32,10 @@ class Trainer:
     on_step: Callable[[], None]  # called after every optimizer step
     objective_state: Mapping[str, Any]  # of the checkpoint that the run goes on from; empty: none
 
-    def gradient_recorder(self, backend: "Backend", *, is_on: bool = True) -> GradientRecorder | None:
-        """Return what records the gradients of the trained models, if they are recorded."""
-        layout = backend.layout
-        return GradientRecorder(self.run_dir, backend.parallelism, is_writer=layout.is_reporter) if is_on else None
+    def gradient_recorder(self, backend: "Backend", *, keep: int) -> GradientRecorder | None:
+        """Return what records the gradients of the trained models; None if no step of them is kept."""
+        is_writer = backend.layout.is_reporter
+        return GradientRecorder(self.run_dir, backend.parallelism, is_writer=is_writer, keep=keep) if keep else None
 
     def loop_options(self, backend: "Backend") -> dict[str, Any]:
         """Return the arguments of `TrainLoop` that do not depend on the job."""

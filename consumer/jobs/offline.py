@@ -54,7 +54,7 @@ def train_loop(config: OfflineConfig, trainer: Trainer, backend: "Backend", coor
         objective,
         trainer.timeline,
         learning_rate=learning_rate(config.optimizer),
-        recorder=trainer.gradient_recorder(backend),
+        recorder=trainer.gradient_recorder(backend, keep=config.run.keep_gradients),
     )
     evaluator = Evaluator(backend, objective, coordinator, trainer.timeline)
 

@@ -68,7 +68,8 @@ def train_loop(
     meter = make_mismatch_meter(backend, config, trainer.timeline)
     coefficients = make_coefficients(config)
     coefficients.restore(trainer.objective_state)
-    recorder = trainer.gradient_recorder(backend, is_on=config.run.rollout_detail == "full")
+    keep = config.run.keep_gradients if config.run.rollout_detail == "full" else 0
+    recorder = trainer.gradient_recorder(backend, keep=keep)
     plain, correcting = (
         TrainStep(
             backend,

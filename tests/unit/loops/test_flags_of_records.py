@@ -1,0 +1,32 @@
+"""Test that fields of what a run records, and for how long, reach its files.
+
+The part of a test's name before two underscores is the field (see test_flags.py). Files have one step here, not 100.
+"""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def one_step_a_file(monkeypatch):
+    monkeypatch.setattr("coati_rl.observability.step_files.STEPS_PER_FILE", 1)
+
+
+def steps_of(directory):
+    return [int(path.stem.rpartition("-")[2]) for path in sorted(directory.glob("*.jsonl"))]
+
+
+def test_keep_rollouts__deletes_files_of_earlier_steps(run_in_threads):
+    trace = run_in_threads({"keep_rollouts": 2})
+    assert (steps_of(trace.paths.run_dir / "rollouts"), steps_of(trace.paths.run_dir / "gradients")) == (
+        [3, 4],
+        [1, 2, 3, 4],
+    )
+
+
+@pytest.mark.parametrize(("kept", "expected"), [(0, []), (3, [2, 3, 4])])
+def test_keep_gradients__deletes_files_of_earlier_steps_and_0_writes_none(run_in_threads, kept, expected):
+    trace = run_in_threads({"keep_gradients": kept})
+    assert (steps_of(trace.paths.run_dir / "rollouts"), steps_of(trace.paths.run_dir / "gradients")) == (
+        [1, 2, 3, 4],
+        expected,
+    )

@@ -128,7 +128,7 @@ def others_of(run: Run) -> list[tuple[int, int]]:
         return [(number, WHOLE.index(run)) for number in losses]
     # None where collectives take the most time: an axis is met where it is cheap.
     is_slow = {run: run.world_size == 4 or run.layout in ("tp2", "fsdp2_dp2") for run in RUNS}
-    counts = [0 if run in WHOLE or is_slow[run] else 8 for run in RUNS]
+    counts = [0 if run in WHOLE or is_slow[run] else 6 for run in RUNS]
     begin = sum(counts[: RUNS.index(run)])  # each run goes on where the one before it has ended
     end = begin + counts[RUNS.index(run)]
     return [(number % num_others, len(WHOLE) + number // num_others) for number in range(begin, end)]

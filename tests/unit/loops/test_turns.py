@@ -69,7 +69,7 @@ def test_a_turn_ends_with_a_rollout_step_and_with_a_sync(run_in_threads):
     assert turns_of(run_in_threads(TURNS)) == "ts" + "pt..s" * 2 + "cpf"
 
 
-@pytest.mark.parametrize("behind", [1, 2])
+@pytest.mark.parametrize("behind", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_run_that_is_ahead_trains_a_rollout_step_in_a_turn_with_the_same_bits_each_time(run_in_threads, behind):
     first, again = (run_in_threads({**TURNS, "n_behind": behind, "num_episodes": 3}) for _ in range(2))
     assert turns_of(first) == "ts" + "pt..s" * 6 + "cpf"

@@ -1,9 +1,9 @@
 """Open a listening socket and configure uvicorn, for whatever serves an application on it."""
 
 import socket
+from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
 
 _BACKLOG = 1024  # connections that wait to be accepted
 _GRACE_S = 2  # for replies at the end
@@ -22,11 +22,14 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def server_config(app: FastAPI) -> uvicorn.Config:
-    """Return uvicorn's settings: no signals, no logs of its own, no headers that a client could forge."""
+def server_config(app: Any, **options: Any) -> uvicorn.Config:
+    """Return uvicorn's settings: no signals, no logs of its own, no headers that a client could forge.
+
+    `options` take the place of uvicorn's others: protocol, limits, seconds.
+    """
+    defaults = {"http": "h11", "timeout_keep_alive": _KEEP_ALIVE_S, "timeout_graceful_shutdown": _GRACE_S}
     return uvicorn.Config(
         app,
-        http="h11",
         loop="asyncio",
         ws="none",
         lifespan="off",
@@ -34,6 +37,5 @@ def server_config(app: FastAPI) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_GRACE_S,
+        **{**defaults, **options},
     )

@@ -21,6 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coati_rl.errors import ConfigError
+from coati_rl.processes.http_server import listen, server_config, url_of
 from coati_rl.reward_spec import public_reward_type
 from rewards.commands.command_arguments import add_reward_arguments, reward_spec
 from rewards.remote.service import Limits, ScoringQueue, make_app
@@ -80,23 +81,16 @@ def serve_command(options: argparse.Namespace) -> None:
         queue = ScoringQueue(scorer, spec.reward_type, options.num_workers, limits.max_queued)
         if (first := queue.probe()) is not None:
             first.result()  # bounded by the pool's time limit for starting a process
-        config = uvicorn.Config(
+        config = server_config(
             make_app(queue, token, limits),
             http=_IdleTimeoutProtocol,
-            loop="asyncio",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
             limit_concurrency=_MAX_CONNECTIONS,
             h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
             timeout_keep_alive=int(_IDLE_S),
             timeout_graceful_shutdown=_GRACE_S + 2,
         )
         name = public_reward_type(spec.reward_type)
-        ready = f"serving {name} on {_url(listener)} (scoring processes: {options.num_workers})"
+        ready = f"serving {name} on {url_of(listener)} (scoring processes: {options.num_workers})"
         _Server(config, on_ready=lambda: _say(ready), on_grace_over=queue.abort_requests).run(sockets=[listener])
 
 
@@ -194,8 +188,7 @@ def _listen(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:  # name lookup would take the lower 16 bits
         raise ConfigError(f"--port is {port}: it must be 1 to 65535, or 0 for a free one")
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.create_server(address[:2], family=family)
+        listener = listen(host, port)
     except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigError(
             f"--host {host} --port {port}: cannot listen: {error}; use another host or port (0 for a free port)"
@@ -220,11 +213,6 @@ def _end_on_signals() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _num_cores() -> int:

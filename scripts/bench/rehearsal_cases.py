@@ -154,7 +154,10 @@ GOOD = (
     Case("own reward with a column", f"-m {{m}} -d {{f}}/other.jsonl -rt {{f}}/rewards.py:needs_column {_SMALL}"),
     Case("code in the sandbox", f"-m {{m}} -d {{f}}/code.jsonl -rt code {_SMALL}"),
     Case("environment of two turns", f"{_REWARD} --env {{f}}/games.py:Base {_TURNS}"),
-    Case("tools", f"{_RL} --tools calculator --chat-template {{f}}/tools.jinja {_TURNS} -mpt 1024 --max-episode-tokens 1536"),
+    Case(
+        "tools",
+        f"{_RL} --tools calculator --chat-template {{f}}/tools.jinja {_TURNS} -mpt 1024 --max-episode-tokens 1536",
+    ),
     Case("adapters", f"{_RL} --lora-rank 8"),
     Case("two steps a sync, one behind", f"{_RL} -ibs 16 -imbs 8 -nb 1"),
     Case("mixture of two files", f"{_DATA} -d {{f}}/train.jsonl=0.7,{{f}}/other.jsonl=0.3"),

@@ -145,10 +145,7 @@ def trainer_memory(
         _add_sent_weights(parts, host, backend, layout, whole=whole, largest=shape.largest_tensor)
     if not shape.is_known:
         parts.pop("activations", None)
-    is_shared = adapters is not None and adapters.is_base_shared
-    shared: Parts = (
-        {"base": adapters.whole_weights(shape) * item_bytes(layout.precision)} if adapters and is_shared else {}
-    )
+    shared = _shared_base(adapters, shape, layout.precision)
     return ProcessMemory(
         name="trainer",
         count=config.parallel.num_trainers,
@@ -158,6 +155,11 @@ def trainer_memory(
         together=config.parallel.num_trainers if shared else 1,
         unknown="; ".join(_unknown_parts(shape, layout)),
     )
+
+
+def _shared_base(adapters: AdapterShape | None, shape: ModelShape, precision: str) -> Parts:
+    is_shared = adapters is not None and adapters.is_base_shared
+    return {"base": adapters.whole_weights(shape) * item_bytes(precision)} if adapters and is_shared else {}
 
 
 def _frozen_bytes(config: TrainingConfig, models: RunModels, layout: TrainerLayout) -> tuple[list[int], list[int]]:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 
 import pytest
@@ -169,9 +170,12 @@ def test_a_closed_terminal_stops_nothing(terminal, display):
         until(lambda: has_block(terminal.read()))
         os.close(terminal.master)
         terminal.screen = None
+        begin = time.monotonic()
         display.print_line("nobody reads this")
         time.sleep(0.3)
         display.show(STEP)
+    assert time.monotonic() - begin < 3.0
+    assert "terminal" not in {thread.name for thread in threading.enumerate()}, "the thread that draws has ended"
 
 
 def test_a_block_that_cannot_be_rendered_stops_no_line(terminal, caplog):

@@ -8,7 +8,7 @@ from tests.integration.engines.harness import MAX_MODEL_LEN, Harness
 
 PROMPT = tuple(range(40, 60))
 GAP = 2e-4  # nats, float32
-pytestmark = [pytest.mark.gpu, pytest.mark.full]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("backend", ["transformers", "vllm"])

@@ -106,24 +106,36 @@ class Group:
     def _explained(self, deadline: Deadline, what: str) -> Iterator[tuple[Deadline, str]]:
         """Yield the deadline and the phase's full name; an error in the block gets the reason that a lost peer sent."""
         what = f"rank {self.rank} of {self.world_size}, {what}"
-        try:
-            yield deadline.watching(self._failure), what
-        except TransferTimeoutError:
-            raise
-        except TransferError as error:
-            reason = self._peer_reason()
-            if reason is None or reason in str(error):
-                raise
-            raise TransferError(f"{what}: {reason}") from error
+        with _explained(self._peers, deadline, what) as watched:
+            yield watched, what
 
     def _failure(self) -> str | None:
-        return next(filter(None, (peer_connection.failure() for peer_connection in self._peers)), None)
+        return _first_failure(self._peers)
 
-    def _peer_reason(self) -> str | None:
-        end = time.monotonic() + _REASON_WAIT_S
-        while (reason := self._failure()) is None and time.monotonic() < end:
-            time.sleep(0.005)
-        return reason
+
+@contextmanager
+def _explained(peers: Sequence[PeerConnection], deadline: Deadline, what: str) -> Iterator[Deadline]:
+    """Yield the deadline that ends with a lost peer; an error in the block gets the reason that the peer sent."""
+    try:
+        yield deadline.watching(lambda: _first_failure(peers))
+    except TransferTimeoutError:
+        raise
+    except TransferError as error:
+        reason = _reason_of(peers)
+        if reason is None or reason in str(error):
+            raise
+        raise TransferError(f"{what}: {reason}") from error
+
+
+def _first_failure(peers: Sequence[PeerConnection]) -> str | None:
+    return next(filter(None, (peer_connection.failure() for peer_connection in peers)), None)
+
+
+def _reason_of(peers: Sequence[PeerConnection]) -> str | None:
+    end = time.monotonic() + _REASON_WAIT_S
+    while (reason := _first_failure(peers)) is None and time.monotonic() < end:
+        time.sleep(0.005)
+    return reason
 
 
 def host_group(hub: PeerHub, rendezvous: Rendezvous, *, device: torch.device, deadline: Deadline) -> Group:
@@ -131,9 +143,8 @@ def host_group(hub: PeerHub, rendezvous: Rendezvous, *, device: torch.device, de
     world_size = rendezvous.world_size
     what = f"rank 0 of {world_size}, connecting"
     peers = hub.gather(world_size, deadline=deadline)
-    watched = deadline.watching(lambda: next(filter(None, (peer.failure() for peer in peers)), None))
 
-    def connect() -> Communicator:
+    def connect(watched: Deadline) -> Communicator:
         def go(store: int | str = 0) -> None:
             for peer_connection in peers:
                 peer_connection.send({"go": store})
@@ -154,7 +165,7 @@ def host_group(hub: PeerHub, rendezvous: Rendezvous, *, device: torch.device, de
             store, rank=0, world_size=world_size, host=rendezvous.host, deadline=watched, at_end=at_end
         )
 
-    communicator = watched.run(connect, what=what, discard=_close)
+    communicator = _connect(connect, peers, deadline=deadline, what=what)
     return _group(communicator, peers, rendezvous, rank=0, device=device)
 
 
@@ -165,9 +176,8 @@ def join_group(rendezvous: Rendezvous, *, rank: int, device: torch.device, deadl
     peer_connection, store_address = join_hub(
         host, rendezvous.port, rank=rank, secret=rendezvous.secret, what=f"{who}, joining", deadline=deadline
     )
-    watched = deadline.watching(peer_connection.failure)
 
-    def connect() -> Communicator:
+    def connect(watched: Deadline) -> Communicator:
         if rendezvous.backend == "nccl":
             return _nccl(rendezvous, rank=rank, device=device)
         if rendezvous.backend == "file":
@@ -178,7 +188,7 @@ def join_group(rendezvous: Rendezvous, *, rank: int, device: torch.device, deadl
         return GlooCommunicator(store, rank=rank, world_size=world_size, host=host, deadline=watched)
 
     try:
-        communicator = watched.run(connect, what=f"{who}, connecting", discard=_close)
+        communicator = _connect(connect, [peer_connection], deadline=deadline, what=f"{who}, connecting")
         return _group(communicator, [peer_connection], rendezvous, rank=rank, device=device)
     except TransferError as error:
         peer_connection.close(str(error))
@@ -197,8 +207,12 @@ def _files(rendezvous: Rendezvous, *, rank: int) -> Communicator:
     return FileCommunicator(Path(rendezvous.directory or ""), rank=rank, world_size=rendezvous.world_size)
 
 
-def _close(communicator: Communicator) -> None:
-    communicator.close()
+def _connect(
+    connect: Callable[[Deadline], Communicator], peers: Sequence[PeerConnection], *, deadline: Deadline, what: str
+) -> Communicator:
+    """Connect within the deadline; a member that is connected already may give up, and says why."""
+    with _explained(peers, deadline, what) as watched:
+        return watched.run(lambda: connect(watched), what=what, discard=lambda communicator: communicator.close())
 
 
 def _group(

@@ -178,6 +178,30 @@ def test_a_sender_without_tensors_must_have_none(sender):
             future.result(20.0)
 
 
+@pytest.mark.parametrize("backend", ["gloo"])
+def test_whoever_cannot_connect_names_the_member_that_gave_up(sender, monkeypatch):
+    """gloo only knows that a connection was closed while it connected others; why, the member says."""
+    connect, lost = GlooCommunicator.__init__, []
+
+    def lose_a_connection(communicator: GlooCommunicator, *arguments: object, rank: int, **settings: object) -> None:
+        connect(communicator, *arguments, rank=rank, **settings)
+        if rank == 0:
+            lost.append(communicator)
+            raise TransferError("connection closed by peer")
+
+    monkeypatch.setattr(GlooCommunicator, "__init__", lose_a_connection)
+    stages = [weights()[:3], [], weights()[3:]]
+    manifest = announce(stages)
+    others, receivers = open_group(sender, 3)
+    futures = [*receivers.start(manifest), *others.start(manifest, [weights()[:1], stages[2]])]
+    with pytest.raises(TransferError, match=r"rank 0 of 5, connecting: rank 1 gave up: .*'embed' is not in the mani"):
+        sender.send(manifest, stages[0], timeout_s=20.0)
+    lost[0].close()
+    for future in futures:
+        with pytest.raises(TransferError, match="'embed' is not in the manifest"):
+            future.result(20.0)
+
+
 def test_a_manifest_of_more_senders_than_the_group_has_is_refused(sender):
     manifest = announce(cut(weights(), 3, 3))
     (future,) = Receivers(sender.open([1]), [1]).start(manifest)

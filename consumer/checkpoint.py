@@ -188,8 +188,11 @@ class CheckpointReader:
     def __init__(self, directory: Path) -> None:
         """Open the files. Raises: ConfigError if they cannot be read."""
         self.directory = directory
+        paths = sorted(directory.glob("*.safetensors"))
+        # Of an optimizer that has taken no step, as where all groups were dropped, they may be without a tensor.
+        self.has_optimizer_files = any(path.name.startswith("optimizer") for path in paths)
         try:
-            self._files = [safe_open(path, "pt") for path in sorted(directory.glob("*.safetensors"))]
+            self._files = [safe_open(path, "pt") for path in paths]
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{directory} is not a checkpoint to resume from: {error}") from error
         self._where = {

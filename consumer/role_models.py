@@ -225,7 +225,8 @@ class RoleModel:
             full = reader.get(kind, name)
             return full if full is None or full.dim() == 0 else self.parameters.state_part(name, full)
 
-        check_kinds(reader.kinds, state_kinds(self._settings()), reader.directory)
+        expected = state_kinds(self._settings())
+        check_kinds(reader.kinds, expected, reader.directory, has_optimizer_files=reader.has_optimizer_files)
         with self.memory.used("optimizer", changes=True):
             unpack_state(self.torch_optimizer, self.masters(), part, reader.kinds)
 

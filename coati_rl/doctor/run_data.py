@@ -109,6 +109,12 @@ def reward_change(run: RunData) -> str:
     return "" if early is None or late is None else f"; the mean reward went from {early:.3g} to {late:.3g}"
 
 
+def reward_error(run: RunData) -> float | None:
+    """Return the standard error of a step's mean reward over its prompts, of the first steps; None if not recorded."""
+    deviation, prompts = run.early("reward_std"), run.early("groups_total")
+    return deviation / prompts**0.5 if deviation and prompts else None
+
+
 def objects_in(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a file's lines; what is damaged or missing is left out."""
     if path.is_file():

@@ -109,10 +109,7 @@ class Backend:
         model = self._views.get(role) or self._model(role)
         with collective("score a mini-batch"):
             count = self.parallelism.num_micro_batches(len(micro_batches))
-            inputs = [
-                make_input(micro_batch, device=self.device, output=output)
-                for micro_batch in _padded(micro_batches, count)
-            ]
+            inputs = [make_input(each, device=self.device, output=output) for each in _padded(micro_batches, count)]
             return model.score(inputs)[: len(micro_batches)]
 
     def score_elsewhere(self, roles: Collection[str], scorers: Scorers) -> None:
@@ -233,16 +230,18 @@ class Backend:
         state: dict[str, Any],
         files: Mapping[str, bytes] | None = None,
         objective: Mapping[str, Any] | None = None,
+        weights_only: int | None = None,
     ) -> None:
         """Write a checkpoint to `directory`, which appears complete or not at all. The first rank adds its `files`.
 
         The state of the objective is that of a rank with the LM head, which alone has the sums that it adapts to.
+        `weights_only`: leave out the optimizers' states, and keep so many directories, for a replay.
 
         Raises: RunError on every rank if it cannot be written.
         """
         own = json.dumps(dict(objective or {})) if self.layout.is_last_stage else ""
         adapted = next(text for text in self.parallelism.agree(lambda: own) if text)
-        date = self._config.template_date
+        date, keep = self._config.template_date, weights_only or self._config.keep_checkpoints
         save_models(
             directory,
             self.policy,
@@ -259,7 +258,8 @@ class Backend:
             },
             tokenizer_files=self._tokenizer_files,
             files=files or {},
-            keep=self._config.keep_checkpoints,
+            keep=keep,
+            has_optimizer=weights_only is None,
         )
 
     def restore(self, directory: Path) -> None:

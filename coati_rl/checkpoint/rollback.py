@@ -32,11 +32,14 @@ def set_aside_records(step: int, aside: Path, *, run_dir: Path, rollouts: Path, 
             _move(path, aside / "eval")
 
 
-def set_aside_checkpoints(step: int, aside: Path, *, checkpoints: Path) -> None:
-    """Move checkpoints after a step: a later one would count as the newest, and outlive those still to be written."""
+def set_aside_checkpoints(step: int, aside: Path, *, checkpoints: Path, name: str = "checkpoints") -> None:
+    """Move checkpoints after a step: a later one would count as the newest, and outlive those still to be written.
+
+    Weights that are kept for a replay are directories like them. `name`: of the directory in `aside`.
+    """
     for checkpoint in checkpoints_in(checkpoints):
         if step_of(checkpoint) > step:
-            _move(checkpoint, aside / "checkpoints")
+            _move(checkpoint, aside / name)
 
 
 def free_name(path: Path) -> Path:

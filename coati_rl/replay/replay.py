@@ -34,7 +34,7 @@ from coati_rl.replay.rollout_stages import (
 )
 from coati_rl.replay.run_config import config_of, precision_of
 from coati_rl.replay.stage import Stage, checked, unchecked
-from coati_rl.replay.start import Retraining, nearest, starts_of
+from coati_rl.replay.start import Retraining, Start, nearest, starts_of
 from coati_rl.run_reader.rollout import Rollout
 from coati_rl.run_reader.run_directory import RunDirectory
 from coati_rl.text import count
@@ -147,6 +147,9 @@ class Replay:
         if after is None:
             yield unchecked("update", f"there is no checkpoint of step {step}")
             return
+        if not retraining.can_train:
+            yield unchecked("update", "the weights before the step were kept without the optimizer's state")
+            return
         if tolerance.update is None:
             yield unchecked("update", "Adam makes steps of the rounding errors of a bfloat16 gradient, too")
             return
@@ -163,15 +166,32 @@ class Replay:
             sync_period = config.sync_period
             correction = self.records[step + 1].get("correction_mean")
             config = config if correction is None else config.with_gap_correction()
-        return Retraining(
+        start, old = self._start(step), self._old_policy(step)
+        retraining = Retraining(
             self._parts,
             config,
-            nearest(self.starts, step),
+            start,
             self.precision,
             batch_of=batch_of,
             first_of=self._first_update,
             old_period=sync_period,
         )
+        if not start.can_train and old is not None and old.step != step:
+            retraining.training.load_old_policy(old.directory)
+        return retraining
+
+    def _start(self, step: int) -> Start:
+        """Return the weights that the replay of the step after `step` begins with.
+
+        Kept weights do where the step needs no others: no first update on its batch, and no older policy that is gone.
+        """
+        takes_kept = self._first_update(step) == step and self._old_policy(step) is not None
+        return nearest(self.starts, step, takes_kept=takes_kept)
+
+    def _old_policy(self, step: int) -> Start | None:
+        """Return the weights that engines had at a step by the schedule of syncs; None: they are not on the disk."""
+        period = self.config.sync_period if isinstance(self.config, Config) else 1
+        return next((each for each in self.starts if each.step == step - step % period), None)
 
     def _first_update(self, step: int) -> int:
         """Return the optimizer steps taken at the first update on the batch of a step; see --updates-per-batch."""
@@ -188,7 +208,7 @@ class Replay:
 
     def _check_weights(self, step: int, rollouts: Sequence[Rollout]) -> Stage:
         """Check the files of the weights that a step begins with, and their identity, if engines named it."""
-        start = nearest(self.starts, step)
+        start = self._start(step)
         if not start.is_initial:
             try:
                 read_state(start.directory)
@@ -222,7 +242,7 @@ class Replay:
     def _check_rows(self, batches: DatasetBatches) -> Stage:
         """Compare the tokens of all rows with what checkpoints have of them."""
         for start in self.starts:
-            if start.is_initial:
+            if start.is_initial or not start.can_train:
                 continue
             recorded: dict[str, Any] = load_state(start.directory).get("data") or {}
             found = batches.data_state(start.step)

@@ -48,7 +48,14 @@ class RecomputedTraining:
     """Hold the models of a run from a checkpoint on, and train its steps again."""
 
     def __init__(
-        self, parts: Parts, config: TrainingConfig, start: Path, precision: torch.dtype, *, is_initial: bool
+        self,
+        parts: Parts,
+        config: TrainingConfig,
+        start: Path,
+        precision: torch.dtype,
+        *,
+        is_initial: bool,
+        can_train: bool = True,
     ) -> None:
         """Load the models.
 
@@ -58,9 +65,10 @@ class RecomputedTraining:
             start: a checkpoint, or the model that the run began with.
             precision: that the trainers compute in; masters are float32.
             is_initial: no step was taken on `start`.
+            can_train: `start` has the optimizers' states, or needs none.
         Raises: ConfigError.
         """
-        self._config, self._precision = config, precision
+        self._parts, self._config, self._precision = parts, config, precision
         self.objective: StepObjective = parts.objective_of(config)
         if self.objective.hidden_states:
             raise ConfigError(
@@ -70,7 +78,7 @@ class RecomputedTraining:
         if not is_initial and (state := load_state(start).get(OBJECTIVE_KEY)):
             self.objective.restore(state)
         self.models = parts.load_models(config, start, precision)
-        checkpoint = None if is_initial else start
+        checkpoint = start if can_train and not is_initial else None
         self._optimizers: dict[Role, Optimizer] = {
             role: parts.make_optimizer(config, role, self.models[role], checkpoint, precision)
             for role in self.objective.losses
@@ -165,16 +173,23 @@ class RecomputedTraining:
     def keep_old_policy(self) -> None:
         """Copy the policy's weights to the "old" model, if the run has one."""
         if "old" in self.models:
-            self._copy("policy", "old", 1.0)
+            _copy(self.models["policy"].module, self.models["old"].module, 1.0)
+
+    def load_old_policy(self, directory: Path) -> None:
+        """Give the "old" model, if the run has one, the policy's weights of another step."""
+        if "old" in self.models:
+            policy = self._parts.load_models(self._config, directory, self._precision)["policy"]
+            _copy(policy.module, self.models["old"].module, 1.0)
 
     def _move_reference(self, mix: float) -> None:
-        self._copy("policy", "reference", mix)
+        _copy(self.models["policy"].module, self.models["reference"].module, mix)
 
-    @torch.no_grad()
-    def _copy(self, source: Role, target: Role, mix: float) -> None:
-        theirs: Any = dict(self.models[source].module.named_parameters())
-        for name, weight in self.models[target].module.named_parameters():
-            weight.copy_(theirs[name] if mix == 1 else torch.lerp(weight, theirs[name], mix))
+
+@torch.no_grad()
+def _copy(source: nn.Module, target: nn.Module, mix: float) -> None:
+    theirs = dict(source.named_parameters())
+    for name, weight in target.named_parameters():
+        weight.copy_(theirs[name] if mix == 1 else torch.lerp(weight, theirs[name], mix))
 
 
 def _convert(module: nn.Module, dtype: torch.dtype) -> None:

@@ -54,6 +54,27 @@ def test_steps_without_a_checkpoint_before_them_are_trained_again(run_dir, tmp_p
     assert "3 steps after it trained again" in next(stage.text for stage in stages if stage.name == "weights")
 
 
+OF_KEPT_WEIGHTS = {
+    "plain": {},
+    "a policy before the update, of two steps": {"old_logprobs": "trainer", "inference_batch_size": 4},
+    "a critic": {"algo": "PPO"},
+    "adapters": {"lora_rank": 4, "lora_alpha": 8},
+    "a moving reference": {"reference_update": "every=1,mix=0.5"},
+}
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(v, marks=() if v == "plain" else pytest.mark.full) for v in OF_KEPT_WEIGHTS]
+)
+def test_steps_whose_weights_are_kept_are_not_trained_again(record, variant):
+    run = record({"save_interval": -1, "keep_weights": "every=1", "max_steps": 4, **OF_KEPT_WEIGHTS[variant]})
+    for step in (2, 3, 4):
+        stages = {stage.name: stage for stage in replay_of(run).stages(step)}
+        assert {name for name, stage in stages.items() if stage.verdict != "agrees"} == {"update"}
+        assert stages["update"].text == "the weights before the step were kept without the optimizer's state"
+        assert stages["weights"].text == f"step-{step - 1}, as they are on the disk"
+
+
 def test_the_command_prints_stages_and_exits_by_what_it_found(run_dir, tmp_path, capsys):
     assert main(["replay", str(run_dir), "--step", "2"]) == 0
     assert capsys.readouterr().out.endswith("step 2: every stage agrees\n")

@@ -17,8 +17,9 @@ from coati_rl.batch import MicroBatch
 from coati_rl.checkpoint.directory import OBJECTIVE_KEY, load_state
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
-from coati_rl.protocols import Role
-from coati_rl.replay.forward import tensors_of, token_scores
+from coati_rl.ops.distilled_loss import DistilledLoss
+from coati_rl.protocols import LossFn, Role
+from coati_rl.replay.forward import distilled_scores, tensors_of, token_scores
 from coati_rl.replay.parts import Optimizer, Parts, ReplayModel, StepObjective
 
 
@@ -70,11 +71,6 @@ class RecomputedTraining:
         """
         self._parts, self._config, self._precision = parts, config, precision
         self.objective: StepObjective = parts.objective_of(config)
-        if self.objective.hidden_states:
-            raise ConfigError(
-                "a step cannot be replayed whose loss compares with a teacher's whole distribution (--distill-kl full, "
-                "or --teacher of coati-rl sft)"
-            )
         if not is_initial and (state := load_state(start).get(OBJECTIVE_KEY)):
             self.objective.restore(state)
         self.models = parts.load_models(config, start, precision)
@@ -154,7 +150,7 @@ class RecomputedTraining:
         gradients = {name: torch.zeros_like(parameter) for name, parameter in model.trained.items()}
         sizes, sums = dict.fromkeys(gradients, 0.0), dict[str, Tensor]()
         for micro_batch in batch.micro_batches:
-            loss, terms = loss_fn(*token_scores(model, micro_batch), tensors_of(micro_batch, step=batch.step))
+            loss, terms = self._loss(model, loss_fn, micro_batch, batch.step)
             sums = merge_sums(sums, terms)
             if not loss.requires_grad:
                 continue
@@ -164,6 +160,20 @@ class RecomputedTraining:
                     gradients[name] += gradient
                     sizes[name] += float(gradient.norm())
         return gradients, sizes, sums
+
+    def _loss(
+        self, model: ReplayModel, loss_fn: LossFn, micro_batch: MicroBatch, step: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the summed loss of a micro-batch, and what it reports; see `DistilledLoss` for a teacher's part."""
+        arrays = tensors_of(micro_batch, step=step)
+        if not isinstance(loss_fn, DistilledLoss):
+            return loss_fn(*token_scores(model, micro_batch), arrays)
+        teacher = self._model("teacher")
+        *scores, divergence = distilled_scores(model, teacher, micro_batch, loss_fn.direction)
+        loss, terms = loss_fn(*scores, arrays)
+        of_teacher = loss_fn.kl_coeff * (arrays["loss_weights"] * divergence).sum()
+        reported = {"loss_sum": of_teacher.detach().double(), "teacher_kl_sum": divergence.detach().double().sum()}
+        return loss + of_teacher, merge_sums(terms, reported)
 
     def _model(self, role: Role) -> ReplayModel:
         if role not in self.models:

@@ -130,8 +130,11 @@ class _Compared:
             for tensor, values in recorded.items()
         }
         where = max(errors, key=errors.__getitem__)
-        figures = f"norm {self._norm:.6g}, {count(len(recorded), 'tensor')}; largest relative difference "
-        figures += f"{errors[where]:.2g} ({where})"
+        whole, estimate = self._whole(recorded)
+        figures = (
+            f"norm {self._norm:.6g}; as one vector {whole:.2g} off (norm of the difference about {estimate:.2g}); "
+        )
+        figures += f"{count(len(recorded), 'tensor')}, largest relative difference {errors[where]:.2g} ({where})"
         if errors[where] <= tolerance.gradient:
             return checked(name, None, figures)
         rounding = self._rounding()
@@ -143,6 +146,22 @@ class _Compared:
         norm = float(self._gradients[first].norm())
         text = f"{first}: relative difference {errors[first]:.3g}, norm recorded {recorded[first][0]:.9g}"
         return checked(name, f"{text}, recomputed {norm:.9g}; rounding explains {rounding[first]:.2g}", "")
+
+    def _whole(self, recorded: Mapping[str, list[float]]) -> tuple[float, float]:
+        """Compare the gradient of all tensors as one vector, relative to its norm.
+
+        Returns: the largest difference of the norm and of the signed sums over all elements; and the norm of the
+            difference, estimated: a signed sum of the difference is the difference of signed sums, and the mean square
+            of sums with random signs is the squared norm.
+        """
+        own = torch.stack([_summary(self._gradients[name], name) for name in recorded])
+        its = torch.tensor([*recorded.values()], dtype=torch.float64)
+        norms, of_sums = (each[:, 0].square().sum().sqrt() for each in (own, its)), (own - its)[:, 1:]
+        one, other = norms
+        largest = max(float((one - other).abs()), float(of_sums.sum(dim=0).abs().max()))
+        estimate = float(of_sums.square().mean(dim=1).sum().sqrt())
+        size = max(self._norm, 1e-30)
+        return largest / size, estimate / size
 
     def _rounding(self) -> dict[str, float]:
         """Return the norm of each tensor's difference from that in the run's precision, relatively.

@@ -169,8 +169,8 @@ class RecomputedTraining:
         if not isinstance(loss_fn, DistilledLoss):
             return loss_fn(*token_scores(model, micro_batch), arrays)
         teacher = self._model("teacher")
-        *scores, divergence = distilled_scores(model, teacher, micro_batch, loss_fn.direction)
-        loss, terms = loss_fn(*scores, arrays)
+        logprobs, entropies, divergence = distilled_scores(model, teacher, micro_batch, loss_fn.direction)
+        loss, terms = loss_fn(logprobs, entropies, arrays)
         of_teacher = loss_fn.kl_coeff * (arrays["loss_weights"] * divergence).sum()
         reported = {"loss_sum": of_teacher.detach().double(), "teacher_kl_sum": divergence.detach().double().sum()}
         return loss + of_teacher, merge_sums(terms, reported)

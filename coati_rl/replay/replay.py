@@ -6,6 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from coati_rl.checkpoint.directory import load_state, read_state, role_directory
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
@@ -35,22 +37,28 @@ from coati_rl.replay.rollout_stages import (
 from coati_rl.replay.run_config import config_of, precision_of
 from coati_rl.replay.stage import Stage, checked, unchecked
 from coati_rl.replay.start import Retraining, Start, nearest, starts_of
+from coati_rl.replay.token_ratios import Content, ratios_of, write_ratios
 from coati_rl.run_reader.rollout import Rollout
 from coati_rl.run_reader.run_directory import RunDirectory
 from coati_rl.text import count
 
 
 class Replay:
-    """Replay steps of one run; nothing is written."""
+    """Replay steps of one run; nothing is written but by `write_ratios`."""
 
-    def __init__(self, run: RunDirectory, parts: Parts) -> None:
-        """Read the run's configuration and records. Raises: ConfigError."""
+    def __init__(self, run: RunDirectory, parts: Parts, *, with_ratios: bool = False) -> None:
+        """Read the run's configuration and records. Raises: ConfigError.
+
+        `with_ratios`: compute what `write_ratios` writes, with the stages.
+        """
         self.run = run
         self._parts = parts
         self.config: TrainingConfig = config_of(run)
         self.precision = precision_of(run, self.config)
         self.records: Mapping[int, Mapping[str, Any]] = {record["step"]: record for record in run.steps()}
         self.starts = starts_of(run, self.config)
+        self._with_ratios = with_ratios and isinstance(self.config, Config)
+        self._ratios: dict[Content, np.ndarray] = {}
 
     def stages(self, step: int, uid: str | None = None) -> Iterator[Stage]:
         """Yield the stages of an optimizer step, from 1.
@@ -68,6 +76,15 @@ class Replay:
             yield from self._dataset_stages(step)
         else:
             raise ConfigError("--sample: a job on a dataset has no rollouts; leave it out")
+
+    def write_ratios(self, step: int) -> Path:
+        """Write the ratios of the tokens of a step whose stages have been computed. Returns: the file.
+
+        Raises: ConfigError if it has none; RunError if they cannot be written.
+        """
+        if not self._ratios:
+            raise ConfigError(f"--ratios: step {step} has no loss of rollouts that could be computed")
+        return write_ratios(self.run.path, step, self.run.rollouts(self._first_update(step - 1) + 1), self._ratios)
 
     def _rollout_stages(self, config: Config, step: int, uid: str | None) -> Iterator[Stage]:
         first = self._first_update(step - 1)
@@ -134,6 +151,7 @@ class Replay:
         retraining.advance(step - 1, self._learning_rate)
         batch, sums = retraining.batch()
         result = training.result_of(batch, sums)
+        self._ratios = ratios_of(training, batch) if self._with_ratios else {}
         yield from check_metrics(result, record, tolerance)
         yield from check_gradients(
             training,

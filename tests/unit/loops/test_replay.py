@@ -1,5 +1,7 @@
 """Replay steps of runs from their files: all stages agree, or the first one that differs is named."""
 
+import json
+
 import pytest
 import torch
 
@@ -92,6 +94,26 @@ def test_the_command_prints_stages_and_exits_by_what_it_found(run_dir, tmp_path,
 def test_a_run_with_text_alone_is_refused(record):
     with pytest.raises(ConfigError, match="--rollout-detail full"):
         [*replay_of(record({"rollout_detail": "text", "max_steps": 1, "save_interval": -1})).stages(1)]
+
+
+def test_ratios_of_the_tokens_are_written_and_the_largest_is_that_of_the_runs_loss(record, capsys):
+    run = record({"inference_batch_size": 4, "max_steps": 2, "learning_rate": 1e-2})  # the second step is off-policy
+    assert main(["replay", str(run), "--step", "2", "--ratios"]) == 0
+    assert "ratios of the tokens: " in capsys.readouterr().out
+    lines = [json.loads(line) for line in (run / "token_ratios" / "step-2.jsonl").read_text().splitlines()]
+    rollouts = {(each.uid, each.sample): each for each in replay_of(run).run.rollouts(2)}
+    assert {(line["uid"], line["sample"]) for line in lines} == {
+        key for key, each in rollouts.items() if each.is_trained
+    }
+    assert all(len(line["ratios"]) == len(rollouts[line["uid"], line["sample"]].line["token_ids"]) for line in lines)
+    largest = max(ratio for line in lines for ratio in line["ratios"] if ratio is not None)
+    assert largest == pytest.approx(replay_of(run).records[2]["ratio_max"], rel=2e-5) and largest > 1.001
+
+
+@pytest.mark.parametrize("given", [["--sample", "train-0.0"]])
+def test_ratios_are_of_a_whole_step(run_dir, given, capsys):
+    assert main(["replay", str(run_dir), "--step", "2", "--ratios", *given]) == 2
+    assert "--ratios: is of the whole step" in capsys.readouterr().err
 
 
 def swap_texts(run):

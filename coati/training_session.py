@@ -4,7 +4,6 @@ The requests are those of `coati_rl.tinker.core.TrainingCore`. The ranks are thi
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +21,8 @@ from consumer.tenants.rank import TenantRank
 if TYPE_CHECKING:
     from coati.ray_cluster import Cluster
 
-PASS_TOKENS = 8192  # of a forward and backward, padding included
+# Of a forward and backward, padding included: more of them save calls on a GPU, and leave a CPU's cache.
+PASS_TOKENS = {"cpu": 2048, "cuda": 16384}
 
 
 class TrainingSession:
@@ -34,7 +34,7 @@ class TrainingSession:
         *,
         on: "Cluster | None" = None,
         device: Literal["auto", "cpu", "cuda"] = "auto",
-        pass_tokens: int = PASS_TOKENS,
+        pass_tokens: int | None = None,
         **flags: Any,
     ) -> None:
         """Prove the base, and load it.
@@ -43,7 +43,8 @@ class TrainingSession:
             model: directory, or hub id.
             on: a cluster, over whose trainers the base is laid out; None: this process, or all of torchrun.
             device: of this process.
-            pass_tokens: of a forward and backward, padding included; a longer sequence is alone in one.
+            pass_tokens: of a forward and backward, padding included; a longer sequence is alone in one;
+                None: the device's.
             flags: of `coati-rl sft` for the layout: plugin, tensor_parallel_size, precision.
         Raises: ConfigError.
         """
@@ -59,7 +60,7 @@ class TrainingSession:
         self._dp = config.dp
         members: Members = OwnMember(lambda: TenantRank(own)) if on is None else on.trainers(config, TenantRank)
         self._members = members
-        self._each("build", config, pass_tokens)
+        self._each("build", config, pass_tokens or PASS_TOKENS[kind])
         self._models = set[str]()
 
     def create(self, model: str, spec: ModelSpec) -> None:
@@ -81,7 +82,7 @@ class TrainingSession:
     def forward_backward(self, requests: Sequence[LossRequest]) -> list[LossResult | RequestError]:
         """See `TrainingCore`."""
         problems = [_problem(self.check, request) for request in requests]
-        chosen = [replace(each, data=list(each.data)) for each, problem in zip(requests, problems, strict=True) if problem is None]
+        chosen = [request for request, problem in zip(requests, problems, strict=True) if problem is None]
         found = iter(self._computed(chosen) if chosen else ())
         return [next(found) if problem is None else problem for problem in problems]
 

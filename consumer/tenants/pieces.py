@@ -1,6 +1,6 @@
 """Check requests, and cut them into pieces, which are what is computed at once of one model.
 
-A piece holds some sequences of one request. Each sequence is padded to a multiple of 16 tokens, the piece to one of 32.
+A piece holds some sequences of one request. Each sequence is padded to a multiple of 8 tokens, the piece to one of 32.
 Which sequences a piece holds, their order and their padding depend on the request alone, and a pass computes at most
 one piece of each model: so no product, sum or order of sums depends on the other models' requests. N tokens of a
 sequence, K targets of a position, L padded tokens of a piece, M targets of a piece.
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from coati_rl.tinker.core import Datum, LossRequest, RequestError
 from consumer.objectives.tinker_losses import INPUTS, OPTIONAL, TinkerLoss, tinker_loss
 
-SEQUENCE_MULTIPLE, PIECE_MULTIPLE = 16, 32  # tokens: whole vectors of a CPU, so that no row is in a remainder
+SEQUENCE_MULTIPLE, PIECE_MULTIPLE = 8, 32  # tokens: whole vectors of a CPU, so that no row is in a remainder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -75,7 +75,7 @@ def plain_pass(model: Any, data: Sequence[Datum], loss: str) -> tuple[float, lis
         lp = torch.log_softmax(logits, -1).gather(-1, wide).view(targets.shape)
         term = plain_loss(loss, lp, {name: torch.from_numpy(value) for name, value in datum.inputs.items()})
         term.backward()
-        total += float(term)
+        total += float(term.detach())
         found.append(lp.detach())
     return total, found
 

@@ -1,8 +1,8 @@
 """Compute the losses of Tinker's API: exact sums over all positions, without mask, mean or temperature.
 
 With l the log-probability of a target under the trained weights, q the one that the caller sent, A its advantage and
-r = exp(l - q). A clip threshold is a bound of the ratio itself, not a distance from 1. Source: Tinker's documentation of
-its losses; it publishes no defaults for gspo and dro, and those here are ppo's and that of its example. M targets.
+r = exp(l - q). A clip threshold is a bound of the ratio itself, not a distance from 1. Source: Tinker's documentation
+of its losses; it publishes no defaults for gspo and dro, and those here are ppo's and that of its example. M targets.
 """
 
 import math

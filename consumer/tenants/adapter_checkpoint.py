@@ -1,8 +1,8 @@
 """Write and read a model's adapters: PEFT's files, its base's identity, and the state of Adam.
 
-    adapter_config.json, adapter_model.safetensors   as PEFT has them, and `--adapter` reads them
-    state.json                                       "weights": {"base": identity}, "tinker": {"step"}
-    adam.safetensors                                 KIND/NAME of each factor; only with the optimizer, after a step
+adapter_config.json, adapter_model.safetensors   as PEFT has them, and `--adapter` reads them
+state.json                                       "weights": {"base": identity}, "tinker": {"step"}
+adam.safetensors                                 KIND/NAME of each factor; only with the optimizer, after a step
 """
 
 import json

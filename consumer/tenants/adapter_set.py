@@ -159,9 +159,7 @@ def _views(parts: Mapping[str, Tensor], device: torch.device) -> tuple[Tensor, d
 
 def _cut(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     parts = flat.split([_place(shape) for shape in shapes.values()])
-    return {
-        name: part[: shape.numel()].view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)
-    }
+    return {name: part[: shape.numel()].view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
 def _place(shape: torch.Size) -> int:

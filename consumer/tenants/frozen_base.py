@@ -60,9 +60,7 @@ class FrozenBase:
 
     def spec_of(self, model: ModelSpec) -> tuple[AdapterSpec, list[str]]:
         """Return the adapters of a model, and the layers that have one; not collective."""
-        layers = [
-            name for name in self._names if (model.trains_attention if _is_attention(name) else model.trains_mlp)
-        ]
+        layers = [name for name in self._names if (model.trains_attention if _is_attention(name) else model.trains_mlp)]
         layers += [self.head] if model.trains_head else []
         targets = tuple(sorted({name.rpartition(".")[2] for name in layers}))
         return AdapterSpec(rank=model.rank, alpha=ALPHA, targets=targets), layers
@@ -143,7 +141,7 @@ def _layers_of(directory: Path) -> tuple[list[str], str]:
     where = f"--model {directory}"
     config = read_config(directory, where)
     if attention_of(config) != NAME:
-        raise ConfigError(f"{where}: the attention of {config.model_type} cannot be computed for several models at once")
+        raise ConfigError(f"{where}: the attention of {config.model_type} does not keep packed samples apart")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     names = [*adapted_layers(model, (ALL_LINEAR,))]

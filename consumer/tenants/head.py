@@ -1,8 +1,8 @@
 """Compute the losses of a pass's pieces from its last hidden states, and their gradients, without a second forward.
 
 Logits are W h + s B A h with the head's own adapter, if the model has one. Pieces of a group are computed at once where
-their logits fit the chunk, and else piece by piece in chunks of rows, whose size the vocabulary alone decides. G pieces,
-m rows of each, H hidden size, V vocabulary of this rank, M targets of a piece, C rows of a chunk.
+their logits fit the chunk, and else piece by piece in chunks of rows, whose size the vocabulary alone decides.
+G pieces, m rows of each, H hidden size, V vocabulary of this rank, M targets of a piece, C rows of a chunk.
 """
 
 from collections.abc import Iterator, Sequence
@@ -70,7 +70,10 @@ class _Head:
     ) -> None:
         self._group, self._layer, self._tp_group = group, layer, tp_group
         self._weight, self._bias = weight, bias
-        self._a, self._b = group.stacked(layer, weight.dtype) if group.has(layer) else (None, None)
+        self._a: Tensor | None = None
+        self._b: Tensor | None = None
+        if group.has(layer):
+            self._a, self._b = group.stacked(layer, weight.dtype)
 
     def run(self, rows: Tensor, gradient: Tensor | None) -> list[PieceResult]:
         """Return the pieces' results of hidden states [G, m, H]; add their gradients, if wanted, to `gradient`."""

@@ -58,7 +58,7 @@ def _check_datum(datum: Datum, where: str, loss: str, *, max_tokens: int, vocab_
     if targets.ndim not in (1, 2) or targets.shape[0] != length or targets.size == 0:
         raise RequestError(f"{where}: target_tokens has the shape {targets.shape}; use ({length},) or ({length}, K)")
     if targets.ndim == 2 and loss != "cross_entropy":
-        raise RequestError(f"{where}: {loss} has one target for each token; send target_tokens of the shape ({length},)")
+        raise RequestError(f"{where}: {loss} has one target a token; send target_tokens of the shape ({length},)")
     for what, ids in (("tokens", datum.tokens), ("target_tokens", targets)):
         if not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() >= vocab_size:
             raise RequestError(f"{where}: {what} has an id outside 0..{vocab_size - 1}; use the model's own tokenizer")

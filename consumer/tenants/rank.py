@@ -50,9 +50,7 @@ class TenantRank(JoinedRank):
         dtype = resolve_dtype(config, self.kind)
         self._settings = backend_config(config, {"policy": trained(directory, OPTIMIZER)}, dtype=dtype)
         self._parallelism = own_parallelism(self._settings, device=self.device, timeout_s=TIMEOUT_S)
-        self._base = FrozenBase(
-            directory, self._parallelism, precision=self._settings.precision, max_tokens=max_tokens
-        )
+        self._base = FrozenBase(directory, self._parallelism, precision=self._settings.precision, max_tokens=max_tokens)
         self._identity = identity_in_background(directory)
         self._whole = dict[str, WholeModel]()
 

@@ -45,8 +45,8 @@ class WholeModel:
             step=self.num_steps, micro_batches=batches, is_last=False, loss_scale=0.0, learning_rate_progress=0.0
         )
         self._backend.forward_backward(batch, loss_fn)
-        for piece, logprobs, loss in loss_fn.found():
-            results.add(piece, logprobs, loss)
+        for piece, logprobs, total in loss_fn.found():
+            results.add(piece, logprobs, total)
 
     def step(self, numbers: AdamStep) -> float:
         """Take an AdamW step and clear the gradient; see `AdapterSet.step`."""
@@ -59,9 +59,7 @@ class WholeModel:
             }
         )
         try:
-            norm = self._backend.optimizer_step(
-                loss_scale=1.0, learning_rate=numbers.learning_rate, settings=settings
-            )
+            norm = self._backend.optimizer_step(loss_scale=1.0, learning_rate=numbers.learning_rate, settings=settings)
         except BaseException:
             self._backend.policy.gradients = {}  # else clearing it would measure it again
             self._backend.optimizer_step(loss_scale=0.0, learning_rate=0.0)

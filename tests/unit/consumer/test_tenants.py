@@ -266,8 +266,6 @@ def test_the_loaded_adapters_are_read_by_the_flag_adapter_too(rank: TenantRank, 
     rank.create("a", ModelSpec(rank=4, trains_head=False))
     rank.save("a", tmp_path / "saved", True)
     assert isinstance(peft.PeftConfig.from_pretrained(tmp_path / "saved"), peft.LoraConfig)
-    config = with_adapter(
-        build_job({"model": str(model_dir), "adapter": str(tmp_path / "saved")}, OFFLINE["sft"])
-    )
+    config = with_adapter(build_job({"model": str(model_dir), "adapter": str(tmp_path / "saved")}, OFFLINE["sft"]))
     check_adapters(config, read_config(model_dir, "--model"))
     assert config.lora.lora_rank == 4

@@ -48,12 +48,14 @@ class TrainingSession:
             flags: of `coati-rl sft` for the layout: plugin, tensor_parallel_size, precision.
         Raises: ConfigError.
         """
+        if (stages := flags.get("pipeline_parallel_size", 1)) != 1:
+            raise ConfigError(
+                f"pipeline_parallel_size={stages}: a training session has no pipeline stages; leave it out"
+            )
         kind = device_of(device) if on is None else on.device
         own = join_torchrun(kind) if on is None else None
         num_ranks = on.num_trainers if on is not None else _world_size()
         config = trainer_config(model, "sft", num_trainers=num_ranks, device=kind, **flags)
-        if config.parallel.pipeline_parallel_size > 1:
-            raise ConfigError("pipeline_parallel_size: a training session has no pipeline stages; use 1, and -tp or dp")
         directory = Path(config.model.model)
         hf_config = read_config(directory, f"--model {directory}")
         self.max_tokens, self.vocab_size = int(hf_config.max_position_embeddings), int(hf_config.vocab_size)
@@ -91,9 +93,12 @@ class TrainingSession:
         self._known(model)
         _check_step(step)
         found = self._each("optim_step", model, step)[0]
-        if "problem" in found:
-            raise RequestError(found["problem"])
-        return {"grad_norm:mean": float(found["grad_norm"])}
+        if found is None:
+            raise RequestError(
+                "optim_step: the gradient is not finite, so that no step was taken and the gradient is cleared; lower "
+                "learning_rate, or load the model's last checkpoint"
+            )
+        return {"grad_norm:mean": float(found)}
 
     def save(self, model: str, directory: Path, *, with_optimizer: bool) -> None:
         """See `TrainingCore`. Whole weights are saved with their optimizer in either case. Raises: RunError."""

@@ -131,23 +131,21 @@ class _Linear(torch.autograd.Function):
         ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, layer: _Layer, groups: tuple[Group, ...]
     ) -> Tensor:
         rows = inputs.flatten(0, -2)  # [L, in]
-        out = rows.new_empty(len(rows), len(weight))
-        own_bias = bias if layer.sum_forward is None else None
+        own_bias, later_bias = (bias, None) if layer.sum_forward is None else (None, bias)
+        parts, shorts = list[Tensor](), list[Tensor | None]()
         for group in groups:
-            group.of(out).copy_(summed(times_shared(group.of(rows), weight, own_bias), layer.sum_forward))
-        if own_bias is None and bias is not None:
-            out += bias
-        shorts = list[Tensor | None]()
-        for group in groups:
-            short = None
+            out, short = summed(times_shared(group.of(rows), weight, own_bias), layer.sum_forward), None
+            if later_bias is not None:
+                out += later_bias
             if group.has(layer.name):
                 a, b = group.stacked(layer.name, rows.dtype)
                 short = summed(times_own(group.of(rows), a.transpose(1, 2)), layer.sum_forward).mul_(group.scale)
-                group.of(out).add_(times_own(short, b.transpose(1, 2)))
+                out += times_own(short, b.transpose(1, 2))
+            parts.append(out)
             shorts.append(short)
         ctx.save_for_backward(inputs, weight, *shorts)
         ctx.layer, ctx.groups = layer, groups
-        return out.view(*inputs.shape[:-1], -1)
+        return _joined(parts).view(*inputs.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
@@ -155,20 +153,25 @@ class _Linear(torch.autograd.Function):
         inputs, weight, *shorts = ctx.saved_tensors
         layer: _Layer = ctx.layer
         rows, grad_rows = inputs.flatten(0, -2), gradient.flatten(0, -2).contiguous()
-        grad_inputs = torch.empty_like(rows)
-        for group in ctx.groups:
-            partial = times_shared_back(group.of(grad_rows), weight)
-            group.of(grad_inputs).copy_(summed(partial, layer.sum_backward))
+        parts = list[Tensor]()
         for group, short in zip(ctx.groups, shorts, strict=True):
+            own = group.of(grad_rows)
+            grad_inputs = summed(times_shared_back(own, weight), layer.sum_backward)
+            parts.append(grad_inputs)
             if short is None:
                 continue
             a, b = group.stacked(layer.name, rows.dtype)
-            own = group.of(grad_rows)
             grad_short = summed(times_own(own, b), layer.sum_backward).mul_(group.scale)
-            group.of(grad_inputs).add_(times_own(grad_short, a))
+            grad_inputs += times_own(grad_short, a)
             grad_a = times_own(grad_short.transpose(1, 2), group.of(rows))
             group.add_gradients(layer.name, grad_a, times_own(own.transpose(1, 2), short))
-        return grad_inputs.view_as(inputs), None, None, None, None
+        return _joined(parts).view_as(inputs), None, None, None, None
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return the groups' rows [L, N] of parts [G, m, N]."""
+    rows = [part.flatten(0, 1) for part in parts]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def summed(values: Tensor, group: dist.ProcessGroup | None, op: Any = dist.ReduceOp.SUM) -> Tensor:

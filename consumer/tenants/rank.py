@@ -84,15 +84,15 @@ class TenantRank(JoinedRank):
             self._base.compute(found, wants_gradient=wants_gradient, results=results)
         return {"logprobs": results.logprobs, "losses": results.losses}
 
-    def optim_step(self, model: str, step: AdamStep) -> dict[str, Any]:
-        """Take a model's step. Returns: "grad_norm"; or "problem" if it is not finite, and no step was taken."""
+    def optim_step(self, model: str, step: AdamStep) -> float | None:
+        """Take a model's step. Returns: the gradient's norm; None if it is not finite, and no step was taken."""
         trained_model = self._whole.get(model) or self._base.sets[model]
         try:
-            return {"grad_norm": trained_model.step(step)}
+            return trained_model.step(step)
         except CollectiveError:
             raise
-        except EngineError as error:
-            return {"problem": str(error)}
+        except EngineError:
+            return None
 
     def save(self, model: str, directory: Path, with_optimizer: bool) -> None:
         """Write a model's checkpoint."""

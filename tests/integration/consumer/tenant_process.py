@@ -52,7 +52,7 @@ def steps_of(tenant: TenantRank, start: Path, directory: Path) -> list[float]:
     for number, step in enumerate(STEPS):
         for part in (0, 1):
             tenant.forward_backward([request("a", 10 * number + part, "importance_sampling")])
-        norms.append(tenant.optim_step("a", step)["grad_norm"])
+        norms.append(tenant.optim_step("a", step))
         tenant.save("a", directory, True)
         assert tenant.load("a", directory, True) == ""
     return norms
@@ -63,7 +63,7 @@ def whole_steps_of(tenant: TenantRank, directory: Path) -> list[float]:
     norms = []
     for number, step in enumerate(WHOLE_STEPS):
         tenant.forward_backward([request("w", number, LOSSES[number + 3])])
-        norms.append(tenant.optim_step("w", step)["grad_norm"])
+        norms.append(tenant.optim_step("w", step))
         tenant.save("w", directory, True)
         assert tenant.load("w", directory, True) == ""
     tenant.drop("w")

@@ -88,7 +88,7 @@ def test_gradients_add_up_and_three_steps_are_those_of_adamw(
             plain_pass(model, sent.data, sent.loss)
         found = rank.optim_step("a", step)
         norm = torch.nn.utils.clip_grad_norm_(trained, step.grad_clip_norm or math.inf)
-        assert found["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+        assert found == pytest.approx(float(norm), rel=1e-5)
         group = plain.param_groups[0]
         group.update(lr=step.learning_rate, betas=(step.beta1, step.beta2), weight_decay=step.weight_decay)
         plain.step()
@@ -164,13 +164,13 @@ def test_a_model_has_equal_bits_alone_and_among_seven_others_of_which_one_sends_
         return {model: (found[model], tensors[model]) for model in found}
 
     among = run(interleaved(requests, seed), list(range(8)))
-    assert "not finite" not in str(among["m0"][0]) and "nan" in str(among["m7"][0][-1])
+    assert among["m0"][0][-1] > 0 and among["m7"][0][-1] is None
     for number in range(7):
         alone = run([[each] for each in requests if each.model == f"m{number}"], [number])
         found, tensors = among[f"m{number}"]
         expected, own = alone[f"m{number}"]
         for one, other in zip(found, expected, strict=True):
-            if isinstance(one, dict):
+            if not isinstance(one, tuple):
                 assert one == other
             else:
                 assert one[1] == other[1]
@@ -243,7 +243,7 @@ def test_whole_weights_have_the_gradient_of_plain_torch_and_go_on(
         plain.param_groups[0]["lr"] = STEP.learning_rate
         plain.step()
         plain.zero_grad()
-        assert rank.optim_step("w", STEP)["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+        assert rank.optim_step("w", STEP) == pytest.approx(float(norm), rel=1e-4)
     rank.save("w", tmp_path / "whole", True)
     assert rank.load("v", tmp_path / "whole", True) == ""
     for name in "wv":

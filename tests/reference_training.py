@@ -122,7 +122,7 @@ class ReferenceTraining:
                     if not request.is_forward_only:
                         loss.backward()
                     logprobs.append(found)
-                    total += float(loss)
+                    total += float(loss.detach())
         finally:
             self._active = None
         return LossResult(logprobs=logprobs, metrics={"loss:sum": total})

@@ -3,14 +3,14 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 
 from coati_rl.tinker.api_error import handle_errors
-from coati_rl.tinker.record_routes import record_router
+from coati_rl.tinker.record_routes import RecordRoutes
 from coati_rl.tinker.sampling_routes import sampling_router
 from coati_rl.tinker.service import Service
 from coati_rl.tinker.session_routes import session_router
-from coati_rl.tinker.training_routes import training_router
+from coati_rl.tinker.training_routes import TrainingRoutes
 
 PREFIX = "/api/v1"
 
@@ -26,13 +26,10 @@ def make_app(service: Service) -> FastAPI:
         finally:
             await service.close()
 
-    async def owner_of(request: Request) -> str:
-        return service.keys.owner(request.headers.get("x-api-key", ""))
-
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     handle_errors(app)
-    app.include_router(session_router(service, owner_of), prefix=PREFIX)
-    app.include_router(training_router(service, owner_of), prefix=PREFIX)
-    app.include_router(sampling_router(service, owner_of), prefix=PREFIX)
-    app.include_router(record_router(service, owner_of, prefix=PREFIX), prefix=PREFIX)
+    app.include_router(session_router(service), prefix=PREFIX)
+    app.include_router(TrainingRoutes(service).router(), prefix=PREFIX)
+    app.include_router(sampling_router(service), prefix=PREFIX)
+    app.include_router(RecordRoutes(service, prefix=PREFIX).router(), prefix=PREFIX)
     return app

@@ -25,9 +25,7 @@ class Bases:
 
     def __init__(self, bases: Mapping[str, Base], *, batch_tokens: int) -> None:
         self.by_name = bases
-        self._schedulers = {
-            name: Scheduler(base.training, batch_tokens=batch_tokens) for name, base in bases.items()
-        }
+        self._schedulers = {name: Scheduler(base.training, batch_tokens=batch_tokens) for name, base in bases.items()}
 
     def find(self, name: str) -> Base:
         """Return a base model. Raises: ApiError of status 404."""

@@ -1,6 +1,7 @@
 """Keep checkpoints by their tinker:// paths: written whole or not at all, of an owner, listed, expired and deleted.
 
-A directory holds what `TrainingCore.save` writes, and tinker.json. Another owner's is not found, unless it is published.
+A directory holds what `TrainingCore.save` writes, and tinker.json. Another owner's is not found,
+unless it is published.
 """
 
 import json

@@ -22,7 +22,7 @@ class Future:
     reply: Reply | None = None
     retrieved: float | None = None  # time of the last retrieval, of a monotonic clock
     start: Callable[[], None] | None = None  # of work that begins when the answer is asked for
-    cancel: Callable[[], None] | None = None
+    cancel: Callable[[], object] | None = None
 
 
 class Futures:

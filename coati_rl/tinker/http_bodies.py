@@ -5,7 +5,6 @@ from typing import TypeVar
 
 import pyarrow
 from fastapi import Request
-from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from coati_rl.tinker.api_error import ApiError
@@ -61,11 +60,3 @@ def parse_json(data: bytes, kind: type[Kind]) -> Kind:
         return kind.model_validate_json(data)
     except (RecursionError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is no JSON that can be read: {type(error).__name__}") from error
-
-
-def parse_or_none(data: bytes, kind: type[Kind]) -> Kind | None:
-    """Return a JSON body, or None of one that is wrong."""
-    try:
-        return parse_json(data, kind)
-    except (ApiError, ValidationError):
-        return None

@@ -133,7 +133,7 @@ class Journal:
                 self.failure = error
                 logger.error("%s cannot be written: %s", self.path, error)
             for each in waiting:
-                if each.loop is not None and not each.loop.is_closed():
+                if each.loop is not None and each.done is not None and not each.loop.is_closed():
                     each.loop.call_soon_threadsafe(_resolve, each.done, self.failure)
             if len(waiting) < len(batches):
                 return

@@ -43,5 +43,7 @@ class Keys:
             if hmac.compare_digest(given, each.encode()):
                 found = owner
         if found is None:
-            raise ApiError(401, "this key is not one of the server's: set TINKER_API_KEY to a key of its --key NAME=KEY")
+            raise ApiError(
+                401, "this key is not one of the server's: set TINKER_API_KEY to a key of its --key NAME=KEY"
+            )
         return found

@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _PACKAGE = "coati_tinker"
-# Message -> "number type name" of its fields; `*` repeated, `?` optional with presence, `map<T>` a map with text as keys.
+# Message -> "number type name" of its fields; `*` repeated, `?` optional with presence, `map<T>` with text as keys.
 _TABLE = {
     "SparseCsr": "1 bytes values|2 bytes crow_indices|3 bytes col_indices",
     "Tensor": "1 ?bytes dense|2 ?SparseCsr sparse_csr|3 int32 dtype|4 *int64 shape",
@@ -48,11 +48,8 @@ def _build() -> dict[str, Any]:
         for line in fields.split("|"):
             _add_field(message, *line.split())
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)  # type: ignore[no-untyped-call]
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))  # type: ignore[no-untyped-call]
-        for name in _TABLE
-    }
+    pool.Add(file)
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _TABLE}
 
 
 def _add_field(message: Any, number: str, kind: str, label: str) -> None:

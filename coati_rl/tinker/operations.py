@@ -71,9 +71,7 @@ class Operations:
 
     def _create(self, core: TrainingCore, model: Model, args: Mapping[str, Any]) -> Outcome:
         flags = {name: bool(args[name]) for name in FLAGS}
-        spec = ModelSpec(
-            rank=args["rank"], seed=args["seed"], **{field: flags[name] for name, field in FLAGS.items()}
-        )
+        spec = ModelSpec(rank=args["rank"], seed=args["seed"], **{field: flags[name] for name, field in FLAGS.items()})
         core.create(model.id, spec)
         reply = json_reply({"type": "create_model", "model_id": model.id})
         return Outcome(reply=reply, effects={"rank": spec.rank, "flags": flags})

@@ -5,11 +5,11 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
 
 from coati_rl.tinker.api_error import ApiError, not_found
@@ -18,87 +18,138 @@ from coati_rl.tinker.checkpoints import Checkpoint
 from coati_rl.tinker.http_bodies import read_json
 from coati_rl.tinker.service import Service
 
-Owner = Callable[[Request], Awaitable[str]]
 _URL_S = 3600  # that a URL of a file is good for
 _MAX_LISTED = 1000
 
 
-def record_router(service: Service, owner_of: Owner, *, prefix: str) -> APIRouter:
-    """Return the routes; `prefix` is of their paths."""
-    router, checkpoints, limit = APIRouter(), service.checkpoints, service.limits.max_body_bytes
-    signs = _Signatures()
+class RecordRoutes:
+    """Answer for checkpoints; `prefix` is of the routes' paths."""
 
-    def one(run: str, checkpoint: str, owner: str, *, may_read: bool = False) -> Checkpoint:
-        return checkpoints.find(f"tinker://{run}/{checkpoint}", owner, may_read=may_read)
+    def __init__(self, service: Service, *, prefix: str) -> None:
+        """Answer for a service."""
+        self._service, self._checkpoints, self._prefix = service, service.checkpoints, prefix
+        self._signs = _Signatures()
 
-    def listed(found: list[Checkpoint], limit: int, offset: int) -> Any:
-        page = found[offset : offset + limit]
-        cursor = {"offset": offset, "limit": limit, "total_count": len(found)}
-        return {"checkpoints": [_shown(service, each) for each in page], "cursor": cursor}
+    def router(self) -> APIRouter:
+        """Return the routes."""
+        router = APIRouter()
+        of_run = "/training_runs/{run}/checkpoints"
+        one = of_run + "/{checkpoint:path}"
+        router.get("/checkpoints")(self.all_checkpoints)
+        router.get("/training_runs")(self.training_runs)
+        router.get("/training_runs/{run}")(self.training_run)
+        router.get(of_run)(self.checkpoints_of_run)
+        router.post("/weights_info")(self.weights_info)
+        router.get(one + "/external_weights_urls")(self.urls)
+        router.get("/files/{expires}/{signature}/{run}/{kind}/{name}/{file:path}")(self.file)
+        router.delete(one)(self.delete)
+        router.post(one + "/publish")(self.publish)
+        router.put(one + "/ttl")(self.ttl)
+        return router
 
-    @router.get("/checkpoints")
-    async def all_checkpoints(owner: str = Depends(owner_of), limit: int = 100, offset: int = 0) -> Any:
-        return listed(checkpoints.of(owner), *_page(limit, offset))
+    async def all_checkpoints(self, request: Request, limit: int = 100, offset: int = 0) -> Any:
+        """List an owner's checkpoints."""
+        return self._listed(self._checkpoints.of(self._service.owner_of(request)), *_page(limit, offset))
 
-    @router.get("/training_runs")
-    async def training_runs(owner: str = Depends(owner_of), limit: int = 20, offset: int = 0) -> Any:
+    async def training_runs(self, request: Request, limit: int = 20, offset: int = 0) -> Any:
+        """List the models that an owner has checkpoints of."""
+        owner = self._service.owner_of(request)
         limit, offset = _page(limit, offset)
-        runs = list(dict.fromkeys(each.run for each in checkpoints.of(owner)))
+        runs = list(dict.fromkeys(each.run for each in self._checkpoints.of(owner)))
         cursor = {"offset": offset, "limit": limit, "total_count": len(runs)}
-        return {"training_runs": [_run(service, owner, each) for each in runs[offset : offset + limit]], "cursor": cursor}
+        return {"training_runs": [self._run(owner, each) for each in runs[offset : offset + limit]], "cursor": cursor}
 
-    @router.get("/training_runs/{run}")
-    async def training_run(run: str, owner: str = Depends(owner_of)) -> Any:
-        return _run(service, owner, run)
+    async def training_run(self, request: Request, run: str) -> Any:
+        """Describe a model that an owner has checkpoints of."""
+        return self._run(self._service.owner_of(request), run)
 
-    @router.get("/training_runs/{run}/checkpoints")
-    async def of_run(run: str, owner: str = Depends(owner_of)) -> Any:
-        return listed(checkpoints.of(owner, run), _MAX_LISTED, 0)
+    async def checkpoints_of_run(self, request: Request, run: str) -> Any:
+        """List the checkpoints of a model."""
+        return self._listed(self._checkpoints.of(self._service.owner_of(request), run), _MAX_LISTED, 0)
 
-    @router.post("/weights_info")
-    async def weights_info(request: Request, owner: str = Depends(owner_of)) -> Any:
-        found = checkpoints.find((await read_json(request, PathBody, limit)).tinker_path, owner)
+    async def weights_info(self, request: Request) -> Any:
+        """Say what a checkpoint is of."""
+        owner = self._service.owner_of(request)
+        body = await read_json(request, PathBody, self._service.limits.max_body_bytes)
+        found = self._checkpoints.find(body.tinker_path, owner)
         return {"base_model": found.base, "is_lora": found.rank > 0, "lora_rank": found.rank or None, **found.flags}
 
-    @router.get("/training_runs/{run}/checkpoints/{checkpoint:path}/external_weights_urls")
-    async def urls(request: Request, run: str, checkpoint: str, owner: str = Depends(owner_of)) -> Any:
-        found, expires = one(run, checkpoint, owner, may_read=True), int(time.time()) + _URL_S
-        base = f"{str(request.base_url).rstrip('/')}{prefix}/files"
-        names = [name for name, _ in checkpoints.files(found)]
+    async def urls(self, request: Request, run: str, checkpoint: str) -> Any:
+        """Return URLs of a checkpoint's files, which need no key."""
+        found = self._one(request, run, checkpoint, may_read=True)
+        expires = int(time.time()) + _URL_S
+        base = f"{str(request.base_url).rstrip('/')}{self._prefix}/files"
         links = {
-            name: f"{base}/{expires}/{signs.sign(found.path, name, expires)}/{found.run}/{found.id}/{name}"
-            for name in names
+            name: f"{base}/{expires}/{self._signs.sign(found.path, name, expires)}/{found.run}/{found.id}/{name}"
+            for name, _ in self._checkpoints.files(found)
         }
         return {"urls": links, "expires": _time(expires)}
 
-    @router.get("/files/{expires}/{signature}/{run}/{kind}/{name}/{file:path}")
-    async def file(expires: int, signature: str, run: str, kind: str, name: str, file: str) -> Any:
+    async def file(self, expires: int, signature: str, run: str, kind: str, name: str, file: str) -> Any:
+        """Return a checkpoint's file to who has its URL."""
         path = f"tinker://{run}/{kind}/{name}"
-        if expires < time.time() or not hmac.compare_digest(signature, signs.sign(path, file, expires)):
+        if expires < time.time() or not self._signs.is_of(signature, path, file, expires):
             raise ApiError(404, "this URL has expired, or is none of this server's: ask for another")
-        return FileResponse(_existing(checkpoints.directory(path), file))
+        return FileResponse(_existing(self._checkpoints.directory(path), file))
 
-    @router.delete("/training_runs/{run}/checkpoints/{checkpoint:path}")
-    async def delete(run: str, checkpoint: str, owner: str = Depends(owner_of)) -> Any:
+    async def delete(self, request: Request, run: str, checkpoint: str) -> Any:
+        """Delete a checkpoint, or make one private again."""
         if checkpoint.endswith("/publish"):
-            checkpoints.change(one(run, checkpoint.removesuffix("/publish"), owner), is_public=False)
+            own = self._one(request, run, checkpoint.removesuffix("/publish"))
+            self._checkpoints.change(own, is_public=False)
         else:
-            checkpoints.delete(one(run, checkpoint, owner))
+            self._checkpoints.delete(self._one(request, run, checkpoint))
         return Response(status_code=204)
 
-    @router.post("/training_runs/{run}/checkpoints/{checkpoint:path}/publish")
-    async def publish(run: str, checkpoint: str, owner: str = Depends(owner_of)) -> Any:
-        checkpoints.change(one(run, checkpoint, owner), is_public=True)
+    async def publish(self, request: Request, run: str, checkpoint: str) -> Any:
+        """Let all keys read a checkpoint."""
+        self._checkpoints.change(self._one(request, run, checkpoint), is_public=True)
         return Response(status_code=204)
 
-    @router.put("/training_runs/{run}/checkpoints/{checkpoint:path}/ttl")
-    async def ttl(request: Request, run: str, checkpoint: str, owner: str = Depends(owner_of)) -> Any:
-        seconds = (await read_json(request, Ttl, limit)).ttl_seconds
-        expires = None if seconds is None else time.time() + seconds
-        checkpoints.change(one(run, checkpoint, owner), expires=expires)
+    async def ttl(self, request: Request, run: str, checkpoint: str) -> Any:
+        """Set when a checkpoint expires."""
+        found = self._one(request, run, checkpoint)
+        seconds = (await read_json(request, Ttl, self._service.limits.max_body_bytes)).ttl_seconds
+        self._checkpoints.change(found, expires=None if seconds is None else time.time() + seconds)
         return Response(status_code=204)
 
-    return router
+    def _one(self, request: Request, run: str, checkpoint: str, *, may_read: bool = False) -> Checkpoint:
+        owner = self._service.owner_of(request)
+        return self._checkpoints.find(f"tinker://{run}/{checkpoint}", owner, may_read=may_read)
+
+    def _listed(self, found: list[Checkpoint], limit: int, offset: int) -> Any:
+        page = found[offset : offset + limit]
+        cursor = {"offset": offset, "limit": limit, "total_count": len(found)}
+        return {"checkpoints": [self._shown(each) for each in page], "cursor": cursor}
+
+    def _shown(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        return {
+            "checkpoint_id": checkpoint.id,
+            "checkpoint_type": checkpoint.type,
+            "time": _time(checkpoint.created),
+            "tinker_path": checkpoint.path,
+            "size_bytes": self._checkpoints.num_bytes(checkpoint),
+            "public": checkpoint.is_public,
+            "user_metadata": _texts(checkpoint.metadata),
+            "expires_at": None if checkpoint.expires is None else _time(checkpoint.expires),
+        }
+
+    def _run(self, owner: str, run: str) -> dict[str, Any]:
+        found = self._checkpoints.of(owner, run)
+        if not found:
+            raise not_found("training run", run)
+        last = {each.type: self._shown(each) for each in found}
+        return {
+            "training_run_id": run,
+            "base_model": found[-1].base,
+            "model_owner": owner,
+            "is_lora": found[-1].rank > 0,
+            "lora_rank": found[-1].rank or None,
+            "last_request_time": _time(found[-1].created),
+            "last_checkpoint": last.get("training"),
+            "last_sampler_checkpoint": last.get("sampler"),
+            "user_metadata": _texts(found[-1].run_metadata),
+        }
 
 
 class _Signatures:
@@ -110,6 +161,10 @@ class _Signatures:
     def sign(self, path: str, file: str, expires: int) -> str:
         text = f"{path}\n{file}\n{expires}".encode("utf-8", "surrogateescape")
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
+
+    def is_of(self, signature: str, path: str, file: str, expires: int) -> bool:
+        given = signature.encode("utf-8", "surrogateescape")
+        return hmac.compare_digest(given, self.sign(path, file, expires).encode())
 
 
 def _existing(directory: Path, file: str) -> Path:
@@ -127,33 +182,5 @@ def _time(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
 
 
-def _shown(service: Service, checkpoint: Checkpoint) -> dict[str, Any]:
-    return {
-        "checkpoint_id": checkpoint.id,
-        "checkpoint_type": checkpoint.type,
-        "time": _time(checkpoint.created),
-        "tinker_path": checkpoint.path,
-        "size_bytes": service.checkpoints.num_bytes(checkpoint),
-        "public": checkpoint.is_public,
-        "user_metadata": checkpoint.metadata,
-        "expires_at": None if checkpoint.expires is None else _time(checkpoint.expires),
-    }
-
-
-def _run(service: Service, owner: str, run: str) -> dict[str, Any]:
-    found = service.checkpoints.of(owner, run)
-    if not found:
-        raise not_found("training run", run)
-    last = {each.type: _shown(service, each) for each in found}
-    metadata = found[-1].run_metadata
-    return {
-        "training_run_id": run,
-        "base_model": found[-1].base,
-        "model_owner": owner,
-        "is_lora": found[-1].rank > 0,
-        "lora_rank": found[-1].rank or None,
-        "last_request_time": _time(found[-1].created),
-        "last_checkpoint": last.get("training"),
-        "last_sampler_checkpoint": last.get("sampler"),
-        "user_metadata": {str(name): str(value) for name, value in (metadata or {}).items()},
-    }
+def _texts(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
+    return None if metadata is None else {str(name): str(value) for name, value in metadata.items()}

@@ -1,6 +1,5 @@
 """Take sampling requests, and hand out the answers of all requests."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -13,16 +12,15 @@ from coati_rl.tinker.sampling import draw_seed
 from coati_rl.tinker.service import Service
 from coati_rl.tinker.state import Sampler
 
-Owner = Callable[[Request], Awaitable[str]]
 _UNSERVED = ("topk_sample_logprobs", "prompt_alt_tokens_k", "record_stability_info", "target_prompt_logprobs")
 
 
-def sampling_router(service: Service, owner_of: Owner) -> APIRouter:
+def sampling_router(service: Service) -> APIRouter:
     """Return the routes."""
     router, sampling, limit = APIRouter(), service.sampling, service.limits.max_body_bytes
 
     @router.post("/create_sampling_session")
-    async def create_sampling_session(request: Request, owner: str = Depends(owner_of)) -> Any:
+    async def create_sampling_session(request: Request, owner: str = Depends(service.owner_of)) -> Any:
         body = await read_json(request, CreateSampler, limit)
         session = service.session(body.session_id, owner)
         name = f"{session.id}:sample:{body.sampling_session_seq_id}"
@@ -46,7 +44,7 @@ def sampling_router(service: Service, owner_of: Owner) -> APIRouter:
         return {"type": "create_sampling_session", "sampling_session_id": name}
 
     @router.post("/join_sampling_session")
-    async def join(request: Request, owner: str = Depends(owner_of)) -> Any:
+    async def join(request: Request, owner: str = Depends(service.owner_of)) -> Any:
         sampler = sampling.find((await read_json(request, SamplerBody, limit)).sampling_session_id, owner)
         sampler.clients += 1
         number = sampler.clients
@@ -54,12 +52,12 @@ def sampling_router(service: Service, owner_of: Owner) -> APIRouter:
         return {"type": "join_sampling_session", "client_counter": number}
 
     @router.get("/samplers/{sampler_id}")
-    async def get_sampler(sampler_id: str, owner: str = Depends(owner_of)) -> Any:
+    async def get_sampler(sampler_id: str, owner: str = Depends(service.owner_of)) -> Any:
         sampler = sampling.find(sampler_id, owner)
         return {"sampler_id": sampler.id, "base_model": sampler.base, "model_path": sampler.path}
 
     @router.post("/asample")
-    async def asample(request: Request, owner: str = Depends(owner_of)) -> Any:
+    async def asample(request: Request, owner: str = Depends(service.owner_of)) -> Any:
         body = await read_json(request, Sample, limit)
         sampler = sampling.find(body.sampling_session_id, owner)
         future = await sampling.accept(sampler, body.seq_id, _args(body))
@@ -67,7 +65,7 @@ def sampling_router(service: Service, owner_of: Owner) -> APIRouter:
         return {"request_id": future, "sample_sequence_ids": ids}
 
     @router.post("/retrieve_future")
-    async def retrieve(request: Request, owner: str = Depends(owner_of)) -> Any:
+    async def retrieve(request: Request, owner: str = Depends(service.owner_of)) -> Any:
         body = await read_json(request, FutureBody, limit)
         reply = await service.futures.wait(body.request_id, owner, service.limits.poll_s)
         if reply is None:  # 408 is polled again in silence; an answer "try_again" is logged as a warning each time
@@ -77,7 +75,7 @@ def sampling_router(service: Service, owner_of: Owner) -> APIRouter:
         return Response(reply.body, media_type=kind)
 
     @router.post("/cancel_future")
-    async def cancel(request: Request, owner: str = Depends(owner_of)) -> Any:
+    async def cancel(request: Request, owner: str = Depends(service.owner_of)) -> Any:
         future = service.futures.get((await read_json(request, FutureBody, limit)).request_id)
         if future is not None and future.owner == owner and future.cancel is not None:
             future.cancel()
@@ -114,5 +112,3 @@ def _stops(params: SamplingParams) -> tuple[list[int] | None, list[str]]:
         return None, []
     stops = [params.stop] if isinstance(params.stop, str) else params.stop
     return [each for each in stops if isinstance(each, int)], [each for each in stops if isinstance(each, str)]
-
-

@@ -1,4 +1,4 @@
-"""Share one training part out to owners: requests of different models are computed together, and each owner has a share.
+"""Share one training part out to owners: requests of different models are computed together, each owner has a share.
 
 Consumes: jobs, in the order of each model. Waits for: jobs. Is unblocked by: `close`. Who has used least comes first
 (start-time fair queueing); the cost of a job is its number of tokens, so that a huge one counts as what it is. The
@@ -119,7 +119,7 @@ class Scheduler:
                 results = [job.work(self._core) for job in jobs if job.work is not None]
             else:
                 jobs, results = self._losses(losses)
-        except Exception as error:  # noqa: BLE001, whatever it is, it is the answer
+        except Exception as error:
             if not isinstance(error, RequestError):
                 logger.exception("a training request failed")
             results = [error] * len(jobs)

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fastapi import Request
+
 from coati_rl.errors import ConfigError
 from coati_rl.tinker.api_error import ApiError, not_found
 from coati_rl.tinker.bases import Base, Bases
@@ -64,7 +66,7 @@ class Service:
 
     def _drop_unserved(self, bases: Mapping[str, Base]) -> None:
         """Forget the sessions whose base models are not served any more."""
-        parts = [*self.state.models.values(), *self.state.samplers.values()]
+        parts: list[Model | Sampler] = [*self.state.models.values(), *self.state.samplers.values()]
         for session in {each.session for each in parts if each.base not in bases}:
             logger.warning("session %s is dropped: a base model of it is not served any more", session)
             self.state.apply(Record(fields={"kind": "end_session", "id": session}))
@@ -97,6 +99,10 @@ class Service:
         await self.bases.close()
         self._journal.close()
         self._lock.close()
+
+    def owner_of(self, request: Request) -> str:
+        """Return who a request's key belongs to. Raises: ApiError of status 401."""
+        return self.keys.owner(request.headers.get("x-api-key", ""))
 
     async def add_session(self, owner: str, metadata: Any, display_name: str | None) -> Session:
         """Begin a session."""

@@ -155,11 +155,11 @@ class State:
         if found is None or seq not in found.requests:
             return
         found.requests[seq].reply = Reply(body=body, is_proto=is_proto, is_error=is_error)
-        for name, value in effects.items():  # saved_seq, saved_in, rank, flags
-            setattr(found, name, value)
+        for name, changed in effects.items():  # saved_seq, saved_in, rank, flags
+            setattr(found, name, changed)
         if "saved_seq" in effects:
-            for request in found.requests.values():
-                request.body = b"" if request.seq <= found.saved_seq else request.body
+            for each in found.requests.values():
+                each.body = b"" if each.seq <= found.saved_seq else each.body
 
     def _sampler(self, _: bytes, **fields: Any) -> None:
         before = self.samplers.get(fields["id"])
@@ -178,7 +178,7 @@ class State:
         return not isinstance(asked, Request) or asked.seq <= self.models[asked.model].saved_seq
 
     def _forget(self, _: bytes, *, id: str) -> None:
-        _, asked = self.futures.pop(id, ("", None))
+        asked = self.futures.pop(id, ("", None))[1]
         if isinstance(asked, Sample):
             self.samplers[asked.sampler].samples.pop(asked.seq, None)
         elif isinstance(asked, Request):

@@ -77,7 +77,13 @@ class Training:
         return await self.accept(self._state.models[model.id], 0, op, args)
 
     async def accept(
-        self, model: Model, seq: int, op: str, args: Mapping[str, Any], body: bytes = b"", loss: LossRequest | None = None
+        self,
+        model: Model,
+        seq: int,
+        op: str,
+        args: Mapping[str, Any],
+        body: bytes = b"",
+        loss: LossRequest | None = None,
     ) -> str:
         """Take a request to be computed in its turn. Returns: the id of its future, when it is in the journal."""
         line, request = self._lines[model.id], model.requests.get(seq)
@@ -155,13 +161,12 @@ class Training:
             return
         if request.seq == 0 and outcome.reply.is_error:
             line.failure = f"{model.id} was not created: {result}"
-        if request.reply is not None:  # computed again after a kill
-            if request.op == LOSS and outcome.reply != request.reply:
-                line.failure = (
-                    f"{model.id}: after a restart of the server request {request.seq} did not come out as before; go on "
-                    "from your last saved checkpoint"
-                )
-                logger.error("%s", line.failure)
+        if request.op == LOSS and request.reply not in (None, outcome.reply):  # computed again after a kill
+            line.failure = (
+                f"{model.id}: after a restart of the server request {request.seq} did not come out as before; go on "
+                "from your last saved checkpoint"
+            )
+            logger.error("%s", line.failure)
         if outcome.directory is not None:  # before the answer names the sampler
             self.published(model, request, outcome.directory)
         before, reply = model.saved_in, request.reply or outcome.reply

@@ -1,10 +1,11 @@
 """Take the requests of models: their creation, losses, steps, checkpoints."""
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
@@ -12,55 +13,54 @@ from coati_rl.tinker.api_error import ApiError
 from coati_rl.tinker.bodies import CreateModel, Load, ModelBody, OptimStep, Ordered, Save, SaveForSampler
 from coati_rl.tinker.checkpoints import SAMPLER, TRAINING
 from coati_rl.tinker.core import RequestError
-from coati_rl.tinker.http_bodies import Kind, parse_json, parse_or_none, read_body, read_json
+from coati_rl.tinker.http_bodies import Kind, parse_json, read_body, read_json
 from coati_rl.tinker.service import Service
 from coati_rl.tinker.state import CREATE, LOAD, LOSS, PUBLISH, REFUSED, SAVE, STEP, Model
 from coati_rl.tinker.wire import read_forward_backward, read_place
 
-Owner = Callable[[Request], Awaitable[str]]
+ArgsOf = Callable[[Kind], Mapping[str, Any]]
 _PROTOBUF = "application/x-protobuf"
 _OLD_CLIENT = "this server speaks the protobuf of tinker 0.25 and newer: pip install --upgrade tinker"
 
 
-def training_router(service: Service, owner_of: Owner) -> APIRouter:
-    """Return the routes."""
-    router, training, limit = APIRouter(), service.training, service.limits.max_body_bytes
+class TrainingRoutes:
+    """Answer the requests of models."""
 
-    def answer(model: Model, future: str) -> Any:
-        return {"request_id": future, "model_id": model.id}
+    def __init__(self, service: Service) -> None:
+        """Answer for a service."""
+        self._service, self._training = service, service.training
+        self._limit = service.limits.max_body_bytes
 
-    def new_model(owner: str, session: str, number: int, base: str, metadata: Any) -> Model:
-        found = service.session(session, owner)
-        base_name = service.bases.find(base).name
-        return Model(
-            id=f"{found.id}:train:{number}", owner=owner, session=found.id, base=base_name, metadata=metadata
-        )
+    def router(self) -> APIRouter:
+        """Return the routes."""
+        router = APIRouter()
+        router.post("/create_model")(self.create_model)
+        router.post("/get_info")(self.get_info)
+        router.post("/forward_backward")(self.forward_backward)
+        router.post("/forward")(self.forward)
+        router.post("/optim_step")(self.optim_step)
+        router.post("/save_weights")(self.save_weights)
+        router.post("/save_weights_for_sampler")(self.save_for_sampler)
+        router.post("/load_weights")(self.load_weights)
+        return router
 
-    async def ordered(data: bytes, owner: str, kind: type[Kind], op: str, args_of: Callable[[Kind], Any]) -> Any:
-        """Take a request in JSON. A wrong one takes its place in line, too, as its client counts it."""
-        place = parse_json(data, Ordered)
-        model = training.find(place.model_id, owner)
-        try:
-            args = args_of(parse_json(data, kind))
-        except (ApiError, RequestError, ValidationError) as error:
-            op, args = REFUSED, {"message": _message(error)}
-        return answer(model, await training.accept(model, place.seq_id, op, args))
-
-    @router.post("/create_model")
-    async def create_model(request: Request, owner: str = Depends(owner_of)) -> Any:
-        body = await read_json(request, CreateModel, limit)
+    async def create_model(self, request: Request) -> Any:
+        """Create a model with new adapters."""
+        owner = self._service.owner_of(request)
+        body = await read_json(request, CreateModel, self._limit)
         _check_optimizer(body)
         if body.lora_config is None:
             raise ApiError(400, "lora_config is missing: give a rank, or 0 to train all weights")
-        model = new_model(owner, body.session_id, body.model_seq_id, body.base_model, body.user_metadata)
+        model = self._new_model(owner, body.session_id, body.model_seq_id, body.base_model, body.user_metadata)
         args = body.lora_config.model_dump()
         args["seed"] = secrets.randbits(31) if args["seed"] is None else args["seed"]
-        return answer(model, await training.create(model, CREATE, args))
+        return _answer(model, await self._training.create(model, CREATE, args))
 
-    @router.post("/get_info")
-    async def get_info(request: Request, owner: str = Depends(owner_of)) -> Any:
-        model = training.find((await read_json(request, ModelBody, limit)).model_id, owner)
-        base = service.bases.find(model.base)
+    async def get_info(self, request: Request) -> Any:
+        """Describe a model."""
+        owner = self._service.owner_of(request)
+        model = self._training.find((await read_json(request, ModelBody, self._limit)).model_id, owner)
+        base = self._service.bases.find(model.base)
         data = {"arch": base.arch, "model_name": base.name, "tokenizer_id": str(base.directory.absolute())}
         return {
             "type": "get_info",
@@ -71,68 +71,111 @@ def training_router(service: Service, owner_of: Owner) -> APIRouter:
             "model_data": data,
         }
 
-    @router.post("/forward_backward")
-    async def forward_backward(request: Request, owner: str = Depends(owner_of)) -> Any:
+    async def forward_backward(self, request: Request) -> Any:
+        """Compute a loss, and its gradient."""
+        owner = self._service.owner_of(request)
         if request.headers.get("content-type", "").partition(";")[0] != _PROTOBUF:
             raise ApiError(400, _OLD_CLIENT)
-        body = await read_body(request, limit)
+        body = await read_body(request, self._limit)
         name, seq = read_place(body)
-        model = training.find(name, owner)
+        model = self._training.find(name, owner)
         try:
             loss, _ = await run_in_threadpool(read_forward_backward, body)
         except RequestError as error:
-            return answer(model, await training.accept(model, seq, REFUSED, {"message": str(error)}))
+            return _answer(model, await self._training.accept(model, seq, REFUSED, {"message": str(error)}))
         args = {"is_forward_only": loss.is_forward_only}
-        return answer(model, await training.accept(model, seq, LOSS, args, body, loss))
+        return _answer(model, await self._training.accept(model, seq, LOSS, args, body, loss))
 
-    @router.post("/forward")
-    async def forward() -> Any:
+    async def forward(self) -> Any:
+        """Refuse what clients before 0.25 send."""
         raise ApiError(400, _OLD_CLIENT)
 
-    @router.post("/optim_step")
-    async def optim_step(request: Request, owner: str = Depends(owner_of)) -> Any:
-        return await ordered(await read_body(request, limit), owner, OptimStep, STEP, _adam_args)
+    async def optim_step(self, request: Request) -> Any:
+        """Take a step."""
+        return await self._ordered(request, OptimStep, STEP, _adam_args)
 
-    @router.post("/save_weights")
-    async def save_weights(request: Request, owner: str = Depends(owner_of)) -> Any:
-        data = await read_body(request, limit)
-        return await ordered(data, owner, Save, SAVE, lambda body: _save_args(service, body, TRAINING))
+    async def save_weights(self, request: Request) -> Any:
+        """Save a checkpoint that training goes on from."""
+        return await self._ordered(request, Save, SAVE, partial(self._save_args, kind=TRAINING))
 
-    @router.post("/save_weights_for_sampler")
-    async def save_for_sampler(request: Request, owner: str = Depends(owner_of)) -> Any:
-        data = await read_body(request, limit)
-        body = parse_or_none(data, SaveForSampler)
-        if body is None or body.path is not None:
-            return await ordered(data, owner, SaveForSampler, SAVE, lambda each: _save_args(service, each, SAMPLER))
-        model = training.find(body.model_id, owner)
-        number = f"{model.session}:sample:{body.sampling_session_seq_id}"
-        if body.sampling_session_seq_id is None:
-            number = f"{model.id}:sample:{body.seq_id}"
-        args = {"sampler": number, "is_inflight": body.kind == "inflight"}
-        return answer(model, await training.accept(model, body.seq_id, PUBLISH, args))
+    async def save_for_sampler(self, request: Request) -> Any:
+        """Save a checkpoint to sample from, or make a sampler of the weights as they are."""
+        return await self._ordered(request, SaveForSampler, SAVE, self._sampler_args)
 
-    @router.post("/load_weights")
-    async def load_weights(request: Request, owner: str = Depends(owner_of)) -> Any:
-        body = await read_json(request, Load, limit)
+    async def load_weights(self, request: Request) -> Any:
+        """Load a checkpoint into a model, or a new one."""
+        owner = self._service.owner_of(request)
+        body = await read_json(request, Load, self._limit)
         if body.model_id is not None and body.seq_id is not None:
-            model = training.find(body.model_id, owner)
-            try:
-                op, args = LOAD, _load_args(service, body, owner)
-                if args.pop("base") != model.base:
-                    raise RequestError(f"{body.path} is of another base model than {model.id}, which is of {model.base}")
-            except (ApiError, RequestError) as error:
-                op, args = REFUSED, {"message": _message(error)}
-            return answer(model, await training.accept(model, body.seq_id, op, args))
+            return await self._load_into(self._training.find(body.model_id, owner), body, body.seq_id)
         if body.session_id is None or body.model_seq_id is None:
             raise ApiError(400, "load_weights: give session_id and model_seq_id, or model_id and seq_id")
-        args = _load_args(service, body, owner)
-        base = args.pop("base")
+        base, args = self._load_args(body, owner)
         if body.base_model not in (None, base):
             raise ApiError(400, f"base_model {body.base_model!r}: the checkpoint is of {base!r}")
-        model = new_model(owner, body.session_id, body.model_seq_id, base, body.user_metadata)
-        return answer(model, await training.create(model, LOAD, args))
+        model = self._new_model(owner, body.session_id, body.model_seq_id, base, body.user_metadata)
+        return _answer(model, await self._training.create(model, LOAD, args))
 
-    return router
+    async def _load_into(self, model: Model, body: Load, seq: int) -> Any:
+        op, args = LOAD, dict[str, Any]()
+        try:
+            base, args = self._load_args(body, model.owner)
+            if base != model.base:
+                raise RequestError(f"{body.path} is of another base model than {model.base}, which {model.id} has")
+        except (ApiError, RequestError) as error:
+            op, args = REFUSED, {"message": str(error)}
+        return _answer(model, await self._training.accept(model, seq, op, args))
+
+    async def _ordered(self, request: Request, kind: type[Kind], op: str, args_of: ArgsOf[Kind]) -> Any:
+        """Take a request in JSON. A wrong one takes its place in line, too, as its client counts it."""
+        owner, data = self._service.owner_of(request), await read_body(request, self._limit)
+        place = parse_json(data, Ordered)
+        model = self._training.find(place.model_id, owner)
+        try:
+            args = args_of(parse_json(data, kind))
+        except (ApiError, RequestError, ValidationError) as error:
+            op, args = REFUSED, {"message": _message(error)}
+        op = PUBLISH if "sampler" in args else op
+        return _answer(model, await self._training.accept(model, place.seq_id, op, args))
+
+    def _new_model(self, owner: str, session: str, number: int, base: str, metadata: Any) -> Model:
+        found = self._service.session(session, owner)
+        base_name = self._service.bases.find(base).name
+        return Model(id=f"{found.id}:train:{number}", owner=owner, session=found.id, base=base_name, metadata=metadata)
+
+    def _save_args(self, body: Save, *, kind: str) -> Mapping[str, Any]:
+        name = body.path if body.path is not None else f"step-{body.seq_id}"
+        self._service.checkpoints.directory(f"tinker://{body.model_id}/{kind}/{name}")
+        return {
+            "kind": kind,
+            "name": name,
+            "overwrite": body.overwrite,
+            "ttl_seconds": body.ttl_seconds,
+            "user_metadata": body.user_metadata,
+        }
+
+    def _sampler_args(self, body: SaveForSampler) -> Mapping[str, Any]:
+        if body.path is not None:
+            return self._save_args(body, kind=SAMPLER)
+        session, number = body.model_id.partition(":train:")[0], body.sampling_session_seq_id
+        name = f"{body.model_id}:sample:{body.seq_id}" if number is None else f"{session}:sample:{number}"
+        return {"sampler": name, "is_inflight": body.kind == "inflight"}
+
+    def _load_args(self, body: Load, owner: str) -> tuple[str, dict[str, Any]]:
+        """Return a checkpoint's base model, and the arguments of loading it. Raises: ApiError, RequestError."""
+        checkpoint = self._service.checkpoints.find(body.path, owner)
+        if body.optimizer and not checkpoint.has_optimizer:
+            raise RequestError(f"{body.path} has no optimizer state; load it without, or one of save_state")
+        return checkpoint.base, {
+            "path": checkpoint.path,
+            "optimizer": body.optimizer,
+            "rank": checkpoint.rank,
+            "flags": dict(checkpoint.flags),
+        }
+
+
+def _answer(model: Model, future: str) -> dict[str, Any]:
+    return {"request_id": future, "model_id": model.id}
 
 
 def _check_optimizer(body: CreateModel) -> None:
@@ -144,31 +187,6 @@ def _adam_args(body: OptimStep) -> Mapping[str, Any]:
     if body.adam_params is None:
         raise RequestError("optim_step: give types.AdamParams; other optimizers are not served")
     return body.adam_params.model_dump()
-
-
-def _save_args(service: Service, body: Save, kind: str) -> Mapping[str, Any]:
-    name = body.path if body.path is not None else f"step-{body.seq_id}"
-    service.checkpoints.directory(f"tinker://{body.model_id}/{kind}/{name}")
-    return {
-        "kind": kind,
-        "name": name,
-        "overwrite": body.overwrite,
-        "ttl_seconds": body.ttl_seconds,
-        "user_metadata": body.user_metadata,
-    }
-
-
-def _load_args(service: Service, body: Load, owner: str) -> dict[str, Any]:
-    checkpoint = service.checkpoints.find(body.path, owner)
-    if body.optimizer and not checkpoint.has_optimizer:
-        raise RequestError(f"{body.path} has no optimizer state; load it without, or one of save_state")
-    return {
-        "path": checkpoint.path,
-        "optimizer": body.optimizer,
-        "base": checkpoint.base,
-        "rank": checkpoint.rank,
-        "flags": dict(checkpoint.flags),
-    }
 
 
 def _message(error: Exception) -> str:

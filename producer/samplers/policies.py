@@ -1,7 +1,7 @@
 """Hold one base model and the adapters of policies, one of which a forward pass computes with.
 
-An adapter's part is added to a layer's output by a hook, on the LM head too; a policy of whole weights is a model of its
-own. In: directories of PEFT's or Hugging Face's format. N rows of a layer's input.
+An adapter's part is added to a layer's output by a hook, on the LM head too; a policy of whole weights is a model of
+its own. In: directories of PEFT's or Hugging Face's format. N rows of a layer's input.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ class Policy:
     """Hold what a policy computes with."""
 
     model: Any  # of transformers
-    factors: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # A [R, in] and scale * B [out, R], by layer
+    factors: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # by layer: A, scale * B
 
 
 class Policies:
@@ -42,6 +42,9 @@ class Policies:
         for name, module in self._linear.items():
             module.register_forward_hook(self._hook(name))
         self._policies = {"": Policy(model=base)}
+        ends = [self.config.eos_token_id, getattr(base.generation_config, "eos_token_id", None)]
+        listed = [each for some in ends for each in (some if isinstance(some, list) else [some])]
+        self.end_ids = frozenset(each for each in listed if each is not None)
 
     def _load(self, directory: Path) -> Any:
         from transformers import AutoModelForCausalLM

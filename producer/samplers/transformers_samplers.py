@@ -1,7 +1,7 @@
 """Implement Tinker's sampling part with plain transformers: many policies at once, each row exact and on its own.
 
-Consumes: requests of any policy. Waits for: requests. Is unblocked by: `close`. Policies take turns, a step of one block
-each, so that a policy with many rows does not hold up one with few.
+Consumes: requests of any policy. Waits for: requests. Is unblocked by: `close`. Policies take turns, a step of one
+block each, so that a policy with many rows does not hold up one with few.
 """
 
 import asyncio
@@ -69,11 +69,7 @@ class TransformersSamplers:
         self._decode = lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True))
         self.max_tokens, self._max_blocks = max_tokens, max_blocks
         self.vocab_size = int(self._policies.config.vocab_size)
-        eos = self._policies.config.eos_token_id
-        generation = getattr(self._policies_model(), "generation_config", None)
-        declared = [eos, getattr(generation, "eos_token_id", None), tokenizer.eos_token_id]
-        ends = [each for some in declared for each in (some if isinstance(some, list) else [some])]
-        self._end_ids = frozenset(each for each in ends if each is not None)
+        self._end_ids = self._policies.end_ids | {tokenizer.eos_token_id} - {None}
         self._lines: OrderedDict[str, _Line] = OrderedDict()
         self._prefills: OrderedDict[tuple[Any, ...], Prefill] = OrderedDict()
         self._changed = threading.Condition()
@@ -81,10 +77,6 @@ class TransformersSamplers:
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="sampling", daemon=True)
         self._thread.start()
-
-    def _policies_model(self) -> Any:
-        with self._policies.using("") as model:
-            return model
 
     def publish(self, sampler: str, directory: Path) -> None:
         """See `SamplingCore.publish`. Raises: RequestError."""
@@ -227,9 +219,9 @@ class TransformersSamplers:
         asked.prompt_logprobs = np.concatenate([[np.nan], picked]).astype(np.float32)
         if request.top_k_prompt_logprobs:
             values, tokens = rows.topk(request.top_k_prompt_logprobs, dim=-1)
-            first = np.full((1, request.top_k_prompt_logprobs), np.nan, np.float32)
-            logprobs = np.concatenate([first, values.cpu().numpy()]).astype(np.float32)
-            asked.top_k_prompt = np.concatenate([first * 0, tokens.cpu().numpy()]).astype(np.int32), logprobs
+            padding = ((1, 0), (0, 0))  # of the first token there is none
+            logprobs = np.pad(values.cpu().numpy(), padding, constant_values=np.nan)
+            asked.top_k_prompt = np.pad(tokens.cpu().numpy(), padding).astype(np.int32), logprobs
 
     def _row_done(self, asked: _Asked, error: BaseException | None = None) -> None:
         if error is not None:
@@ -265,4 +257,3 @@ def _answer(asked: _Asked, result: SampleResult | BaseException) -> None:
         asked.answer.set_exception(result)
     else:
         asked.answer.set_result(result)
-

@@ -91,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-checkpoint-gib", type=float, default=limits.max_checkpoint_bytes / 2**30, help="of a key's checkpoints")
     add("--max-in-flight", type=int, default=limits.max_in_flight, metavar="N", help="unanswered requests of a key")
     add("--session-timeout-s", type=float, default=limits.session_timeout_s, help="without a client's heartbeat")
+    add("--poll-s", type=float, default=limits.poll_s, help="that a call waits for an answer; a proxy may need less")
     add("--save-steps", type=int, default=limits.save_steps, metavar="N", help="between automatic checkpoints")
     return parser
 
@@ -105,9 +106,10 @@ def _serve(given: argparse.Namespace, make_base: MakeBase, say: Callable[[str], 
         max_in_flight=given.max_in_flight,
         session_timeout_s=given.session_timeout_s,
         save_steps=given.save_steps,
+        poll_s=given.poll_s,
     )
-    if min(limits.max_models, limits.max_in_flight, limits.save_steps, limits.session_timeout_s) <= 0:
-        raise ConfigError("--max-models, --max-in-flight, --save-steps, --session-timeout-s: give numbers above 0")
+    if min(limits.max_models, limits.max_in_flight, limits.save_steps, limits.session_timeout_s, limits.poll_s) <= 0:
+        raise ConfigError("--max-models, --max-in-flight, --save-steps, --session-timeout-s, --poll-s: give above 0")
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before torch is imported
     parts = Parts(
         backend=given.backend,

@@ -1,6 +1,5 @@
 """Run `coati-rl tinker-serve`: put together the parts that train and sample, for a server of Tinker's API."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,27 +32,19 @@ def make_base(name: str, directory: Path, parts: Parts) -> Base:
         name=name,
         directory=directory,
         arch=str(config.model_type),
-        training=_training(directory, precision=precision, device=device, max_tokens=length),
-        sampling=_sampling(directory, parts, precision=precision, device=device, max_tokens=length),
+        training=_training(directory, precision=precision, device=device),
+        sampling=_sampling(directory, precision=precision, device=device, max_tokens=length),
     )
 
 
-def _training(directory: Path, *, precision: str, device: str, max_tokens: int) -> TrainingCore:
+def _training(directory: Path, *, precision: str, device: str) -> TrainingCore:
     from coati.training_session import TrainingSession
 
-    return TrainingSession(directory, precision=precision, device=device, max_tokens=max_tokens)
+    return TrainingSession(directory, device=device, precision=precision)  # type: ignore[arg-type]
 
 
-def _sampling(directory: Path, parts: Parts, *, precision: str, device: str, max_tokens: int) -> SamplingCore:
-    dtype = {"bf16": "bfloat16", "fp32": "float32"}[precision]
-    if parts.backend == "vllm":
-        from producer.engines import engine_environment
-
-        environment = engine_environment("cuda" if device == "cuda" else "cpu", 1)
-        os.environ.update({name: value for name, value in environment.items() if name != "OMP_NUM_THREADS"})
-        from producer.samplers.vllm_samplers import VllmSamplers
-
-        return VllmSamplers(directory, max_tokens=max_tokens, dtype=dtype, device=device, max_rank=parts.max_rank)
+def _sampling(directory: Path, *, precision: str, device: str, max_tokens: int) -> SamplingCore:
     from producer.samplers.transformers_samplers import TransformersSamplers
 
+    dtype = {"bf16": "bfloat16", "fp32": "float32"}[precision]
     return TransformersSamplers(directory, max_tokens=max_tokens, dtype=dtype, device=device)

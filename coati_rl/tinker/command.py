@@ -6,11 +6,14 @@ Consumes: HTTP requests. Waits for: requests. Is unblocked by: SIGINT or SIGTERM
 
 import argparse
 import functools
+import gc
 import ipaddress
 import logging
 import os
 import re
+import signal
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +38,9 @@ _REACHABLE_S = 120  # that a connection is kept without a request
 class Parts:
     """Say how the parts of base models compute."""
 
-    backend: str  # "transformers" or "vllm": of sampling
     device: str  # "auto", "cpu" or "cuda"
     precision: str | None  # "fp32" or "bf16"; None: by the device
     max_tokens: int | None  # None: the model's positions, at most 8192
-    max_rank: int  # of adapters that vLLM has room for
 
 
 MakeBase = Callable[[str, Path, Parts], Base]
@@ -69,6 +70,8 @@ def _main(arguments: Sequence[str], make_base: MakeBase, _scratch: Path) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return 130
+    finally:
+        gc.freeze()  # so that the end of the interpreter does not look at all that was imported
     return 0
 
 
@@ -81,11 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=8123, help="port; 0 picks a free one, which is printed")
     add("--key", action="append", default=[], metavar="NAME=KEY", help="a key, tml-..., and who it belongs to")
     add("--keys-file", type=Path, metavar="FILE", help="lines of NAME=KEY, which other users cannot read from here")
-    add("--backend", choices=["transformers", "vllm"], default="transformers", help="what samples")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="what computes")
     add("--precision", choices=["fp32", "bf16"], help="of base models; default: bf16 on GPUs, else fp32")
     add("--max-tokens", type=int, metavar="N", help="of a sequence; default: the model's positions, at most 8192")
-    add("--max-rank", type=int, default=32, metavar="R", help="of adapters that vLLM has room for")
     limits = Limits()
     add("--max-models", type=int, default=limits.max_models, metavar="N", help="of a key at a time")
     add("--max-checkpoint-gib", type=float, default=limits.max_checkpoint_bytes / 2**30, help="of a key's checkpoints")
@@ -111,13 +112,7 @@ def _serve(given: argparse.Namespace, make_base: MakeBase, say: Callable[[str], 
     if min(limits.max_models, limits.max_in_flight, limits.save_steps, limits.session_timeout_s, limits.poll_s) <= 0:
         raise ConfigError("--max-models, --max-in-flight, --save-steps, --session-timeout-s, --poll-s: give above 0")
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before torch is imported
-    parts = Parts(
-        backend=given.backend,
-        device=given.device,
-        precision=given.precision,
-        max_tokens=given.max_tokens,
-        max_rank=given.max_rank,
-    )
+    parts = Parts(device=given.device, precision=given.precision, max_tokens=given.max_tokens)
     with _listener(given.host, given.port) as listener:
         from coati_rl.tinker.app import make_app
         from coati_rl.tinker.service import Service
@@ -125,6 +120,7 @@ def _serve(given: argparse.Namespace, make_base: MakeBase, say: Callable[[str], 
         bases = {name: make_base(name, directory, parts) for name, directory in models.items()}
         service = Service(bases, given.root, keys=keys, limits=limits)
         told = f"serving {', '.join(models)} on {url_of(listener)}, checkpoints in {service.root}"
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn ends its replies, and raises the signal again
         options = {"lifespan": "on", "timeout_keep_alive": _REACHABLE_S}
         _Server(server_config(make_app(service), **options), on_ready=lambda: say(told)).run([listener])
 

@@ -107,5 +107,5 @@ def _check_attention(config: Any) -> None:
     if kinds != {"full_attention"}:
         raise ConfigError(
             f"{config.model_type} has layers of {', '.join(sorted(kinds))}: samplers of plain transformers decode full "
-            "attention alone; use --backend vllm"
+            "attention alone; use another model"
         )

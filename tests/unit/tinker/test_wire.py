@@ -6,7 +6,7 @@ import pytest
 from coati_rl.tinker.core import LossResult, RequestError, SampledSequence, SampleResult
 from coati_rl.tinker.messages import MESSAGES
 from coati_rl.tinker.wire import read_forward_backward, write_forward_backward, write_sample
-from tests.unit.tinker.client import loss_body
+from tests.tinker_client import loss_body
 
 
 def request() -> object:

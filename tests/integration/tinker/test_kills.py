@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.tinker.client import Client, ServerProcess
+from tests.tinker_client import Client, ServerProcess
 
 STEPS = 7
 FLAGS = ("--save-steps", "3", "--poll-s", "1")
@@ -106,7 +106,7 @@ def test_a_torn_journal_and_a_changed_model_are_told_and_not_gone_on_from(model_
     answer = client.wait(client.send_loss(model, 3, [[5, 6, 7, 8]]))
     client.process.end()
     assert "did not come out as before" in answer["error"] and answer["category"] == "user"
-    assert "no whole record" in "".join(client.process.log)
+    assert "no whole record" in client.process.log
 
 
 def test_a_second_server_of_a_directory_is_refused(model_dir, tmp_path):

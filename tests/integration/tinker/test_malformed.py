@@ -2,13 +2,12 @@
 
 import json
 import random
-import re
 from collections import Counter
 from typing import Any
 
 import pytest
 
-from tests.unit.tinker.client import Client, loss_body, loss_sum, server
+from tests.tinker_client import Client, loss_body, loss_sum, server
 
 ROWS = [[5, 9, 7, 3], [8, 4, 6]]
 NUMBERS = [-1, 0, 2**31, 2**63, 2**64, 10**400, -(10**30), 1.5, float("nan"), float("inf"), 1e308, True]
@@ -119,4 +118,4 @@ def test_malformed_requests_get_one_answer_below_500_and_nothing_is_lost(model_d
         again = bert.model(bert.session())
         assert loss_sum(bert.wait(bert.send_loss(again, 1, ROWS))) > 0
         process.end()
-        assert not re.search(r"Traceback", "".join(process.log)), "".join(process.log)[-3000:]
+        assert "Traceback" not in process.log, process.log[-3000:]

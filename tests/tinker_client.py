@@ -2,10 +2,12 @@
 
 import http.client
 import json
+import multiprocessing
 import os
-import subprocess
+import re
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +17,7 @@ import numpy as np
 
 from coati_rl.tinker.messages import MESSAGES
 
-ROOT = Path(__file__).parents[3]
+_MODELS = ["transformers.models.qwen3.modeling_qwen3", "transformers.models.auto.modeling_auto"]
 KEY = "tml-of-anna-0123456789"
 
 
@@ -112,36 +114,47 @@ def loss_sum(answer: bytes) -> float:
     return value
 
 
+_FORKS = multiprocessing.get_context("forkserver")  # of a process that has imported what a server does
+_FORKS.set_forkserver_preload(["tests.tinker_server", "coati_rl.tinker.app", "coati_rl.tinker.service", *_MODELS])
+
+
+def _serve(arguments: list[str], die_at: str, log: str) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ["TINKER_TEST_DIE_AT"] = die_at
+    from coati_rl.tinker.command import run_command
+    from tests.tinker_server import reference_base
+
+    sys.exit(run_command(arguments, reference_base))
+
+
 class ServerProcess:
     """Hold a server that runs as a process of its own."""
 
     def __init__(self, model: Path, root: Path, *flags: str, die_at: str = "") -> None:
-        command = [sys.executable, "-m", "tests.tinker_server", "--model", f"tiny={model}", "--root", str(root)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TINKER_TEST_DIE_AT": die_at}
         keys = ["--key", f"anna={KEY}", "--key", "bert=tml-of-bert-0123456789"]
-        self._process = subprocess.Popen(
-            [*command, "--port", "0", *keys, *flags],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.log: list[str] = []
+        arguments = ["--model", f"tiny={model}", "--root", str(root), "--port", "0", *keys, *flags]
+        self._log = root.with_name(f"{root.name}-{uuid.uuid4().hex}.log")
+        self._process = _FORKS.Process(target=_serve, args=(arguments, die_at, str(self._log)))
+        self._process.start()
         self.port = self._port()
 
+    @property
+    def log(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
     def _port(self) -> int:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.log.append(line)
-            if "serving tiny on http://" in line:
-                return int(line.partition("http://127.0.0.1:")[2].partition(",")[0])
-        raise AssertionError("".join(self.log))
+        while (found := re.search(r"serving tiny on http://127.0.0.1:(\d+)", self.log)) is None:
+            assert self._process.is_alive(), self.log
+            time.sleep(0.05)
+        return int(found[1])
 
     def wait(self) -> int:
         """Wait until it has ended, and return its exit code."""
-        self.log.append(self._process.communicate(timeout=60)[0])
-        return self._process.returncode
+        self._process.join(60)
+        assert self._process.exitcode is not None, "the server does not end"
+        return self._process.exitcode
 
     def end(self) -> None:
         self._process.terminate()
@@ -154,5 +167,4 @@ def server(model: Path, root: Path, *flags: str, die_at: str = "") -> Iterator[S
     try:
         yield process
     finally:
-        if process._process.poll() is None:
-            process.end()
+        process.end()

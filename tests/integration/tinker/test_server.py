@@ -8,7 +8,7 @@ import pyarrow
 import pytest
 
 from coati_rl.tinker.messages import MESSAGES
-from tests.unit.tinker.client import Client, loss_body, loss_sum, server
+from tests.tinker_client import Client, loss_body, loss_sum, server
 
 ROWS = [[5, 9, 7, 3, 30, 31], [8, 4, 6]]
 

@@ -30,6 +30,7 @@ from consumer.checkpoint import CheckpointReader
 from consumer.loaded_models import load_models
 from consumer.models.float32_compute import Float32Compute
 from consumer.models.policy_model import DTYPES, Output, make_input
+from consumer.parallel.choice import make_parallelism
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.process_group import collective
 from consumer.remote_model import RemoteModel, Scorers
@@ -47,23 +48,7 @@ def make_backend(config: BackendConfig, *, device: torch.device, timeout_s: floa
         timeout_s: time limit of a collective, in seconds.
     Raises: ConfigError, EngineError.
     """
-    parallelism: Parallelism
-    if config.plugin == "fsdp2":
-        from consumer.parallel.fsdp import FullyShardedParallelism
-
-        parallelism = FullyShardedParallelism(precision=config.precision, device=device)
-    else:
-        from consumer.parallel.hybrid import HybridParallelism  # imports ColossalAI, which takes seconds
-
-        parallelism = HybridParallelism(
-            tp_size=config.tp_size,
-            pp_size=config.pp_size,
-            zero_stage=config.zero_stage,
-            precision=config.precision,
-            device=device,
-            timeout_s=timeout_s,
-        )
-    return Backend(config, parallelism)
+    return Backend(config, make_parallelism(config, device=device, timeout_s=timeout_s))
 
 
 class Backend:

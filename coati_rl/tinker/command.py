@@ -188,6 +188,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def _listener(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--port {port}: cannot listen: give 1 to 65535, or 0 for a free one")
     try:
         return listen(host, port)
     except (OSError, OverflowError, UnicodeError) as error:

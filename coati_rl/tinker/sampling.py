@@ -198,6 +198,13 @@ class Sampling:
         if sampler.directory not in {each.directory for each in others}:
             self.drop_weights(sampler.directory)
 
+    async def close(self) -> None:
+        """End the requests in progress; a next server computes them again."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def restore(self) -> None:
         """Bring back the futures of the journal; each is computed again when its answer is asked for."""
         for sampler in self._state.samplers.values():

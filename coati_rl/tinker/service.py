@@ -96,6 +96,7 @@ class Service:
             self._sweeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sweeper
+        await self.sampling.close()
         await self.bases.close()
         self._journal.close()
         self._lock.close()

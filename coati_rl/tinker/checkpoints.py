@@ -69,7 +69,7 @@ class Checkpoints:
         self._root = root
         self._lock = threading.Lock()
         root.mkdir(parents=True, exist_ok=True)
-        for half in root.glob(".part-*"):
+        for half in (*root.glob(".part-*"), *root.glob(".gone-*")):
             shutil.rmtree(half, ignore_errors=True)
 
     def write(self, checkpoint: Checkpoint, save: Callable[[Path], None], *, overwrites: bool = False) -> None:
@@ -91,15 +91,14 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
 
     def _put(self, part: Path, final: Path) -> None:
+        gone = self._root / f".gone-{uuid.uuid4().hex}"
         with self._lock:
             final.parent.mkdir(parents=True, exist_ok=True)
             if final.exists():
-                final.rename(self._root / f".part-{uuid.uuid4().hex}")
+                final.rename(gone)
             part.rename(final)
             sync_directory(final.parent)
-        for replaced in self._root.glob(".part-*"):
-            if (replaced / FILE).exists():
-                shutil.rmtree(replaced, ignore_errors=True)
+        shutil.rmtree(gone, ignore_errors=True)
 
     def find(self, path: str, owner: str, *, may_read: bool = True) -> Checkpoint:
         """Return an owner's checkpoint, or one that is published if it `may_read`. Raises: ApiError, RequestError."""
@@ -146,7 +145,7 @@ class Checkpoints:
     def delete(self, checkpoint: Checkpoint) -> None:
         """Remove a checkpoint."""
         with self._lock:
-            gone = self._root / f".part-{uuid.uuid4().hex}"
+            gone = self._root / f".gone-{uuid.uuid4().hex}"
             try:
                 self.directory(checkpoint.path).rename(gone)
             except FileNotFoundError:

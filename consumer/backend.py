@@ -27,10 +27,10 @@ from coati_rl.protocols import LossFn, Role
 from coati_rl.transport.manifest import TensorEntry
 from consumer.backend_config import BackendConfig
 from consumer.checkpoint import CheckpointReader
+from consumer.chosen_parallelism import make_parallelism
 from consumer.loaded_models import load_models
 from consumer.models.float32_compute import Float32Compute
 from consumer.models.policy_model import DTYPES, Output, make_input
-from consumer.parallel.choice import make_parallelism
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.process_group import collective
 from consumer.remote_model import RemoteModel, Scorers

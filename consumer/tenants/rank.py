@@ -17,10 +17,10 @@ from coati_rl.tinker.core import AdamStep, LossRequest, ModelSpec
 from consumer.adapters.adapters import read_start
 from consumer.backend import Backend
 from consumer.backend_config import BackendConfig, trained
+from consumer.chosen_parallelism import own_parallelism
 from consumer.jobs.job import backend_config
 from consumer.joined_rank import TIMEOUT_S, JoinedRank
 from consumer.objectives.tinker_losses import tinker_loss
-from consumer.parallel.choice import own_parallelism
 from consumer.parallel.parallelism import Parallelism
 from consumer.saving import identity_in_background
 from consumer.tenants.adapter_checkpoint import layers_of, read_moments, write_adapters

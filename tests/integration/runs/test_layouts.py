@@ -92,7 +92,8 @@ def assert_one_step_ahead(run, records):
     assert gap < max(GAP_LIMIT, 2 * rounding)
 
 
-@pytest.mark.parametrize("trained", [LORA, pytest.param((), marks=pytest.mark.full)], ids=["adapters", "weights"])
+@pytest.mark.full
+@pytest.mark.parametrize("trained", [LORA, ()], ids=["adapters", "weights"])
 def test_a_pipeline_one_step_ahead_is_rewarded_for_programs_that_pass_their_tests(
     make_tiny, start_run, flags, tmp_path, trained
 ):

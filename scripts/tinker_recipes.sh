@@ -31,7 +31,7 @@ fi
 server=$!
 trap 'kill "$server" 2> /dev/null; wait "$server"' EXIT
 for _ in $(seq 240); do
-    TINKER_BASE_URL="$(grep -oE 'http://[0-9.:]+' "$OUT/logs/server" | head -1)" && break
+    TINKER_BASE_URL="$(grep -aoE 'http://[0-9.:]+' "$OUT/logs/server" | head -1)" && break
     kill -0 "$server" 2> /dev/null || { tail -3 "$OUT/logs/server"; exit 1; }
     sleep 0.5
 done

@@ -211,7 +211,7 @@ class Sampling:
             for sample in sampler.samples.values():
                 future = self._futures.add(sample.id, sampler.owner, is_limited=False)
                 future.accepted.set()
-                future.start = lambda sampler=sampler, sample=sample: self._start(sampler, sample)  # type: ignore[misc]
+                future.start = lambda sampler=sampler, sample=sample: self._start(sampler, sample)
 
 
 def draw_seed() -> int:

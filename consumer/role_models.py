@@ -174,14 +174,14 @@ class RoleModel:
                 weight.copy_(theirs[name] if mix == 1 else torch.lerp(weight.float(), theirs[name].float(), mix))
 
     def export(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yield this pipeline stage's full weights by name, in Hugging Face order, without a tied LM head.
+        """Yield the checkpoint's tensors of this pipeline stage by name, in the module's order, without a tied LM head.
 
         Collective over the ranks with dp_rank 0; yields nothing on the others. A tensor that needs neither cast nor
         gather is the live weight itself: use it before the next step.
         """
         if self._parallelism.layout.is_first_copy:
             for info in self._of_this_stage(self.infos):
-                yield info.name, self._merged(info.name, dtype)
+                yield from info.saved.split(self._merged(info.name, dtype))
 
     @property
     def saved_infos(self) -> tuple[ParameterInfo, ...]:
@@ -222,7 +222,7 @@ class RoleModel:
         """
 
         def part(name: str, kind: str) -> Tensor | None:
-            full = reader.get(kind, name)
+            full = reader.get(kind, self.parameters.infos[name].saved)
             return full if full is None or full.dim() == 0 else self.parameters.state_part(name, full)
 
         check_kinds(reader.kinds, state_kinds(self._settings()), reader.directory)
@@ -232,7 +232,7 @@ class RoleModel:
     def _parts(
         self, writer: CheckpointWriter, *, before_own: Callable[[], object]
     ) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Tensor] | None]]:
-        """Yield this rank's files: number, full weights and full optimizer tensors (None: frozen), on the CPU.
+        """Yield this rank's files: number, weights and full optimizer tensors (None: frozen), on the CPU.
 
         The data-parallel ranks of a stage take its files in turn. Tensors are gathered one at a time, by all ranks that
         hold a part; a rank calls `before_own` before it keeps those of its own files.
@@ -252,7 +252,8 @@ class RoleModel:
             names = writer.files[number]
             weights, state = dict[str, Tensor](), dict[str, Tensor]()
             for name in names:
-                _keep(weights, name, parameters.full_weight(name), is_own=is_own)
+                for stored, weight in parameters.infos[name].saved.split(parameters.full_weight(name)):
+                    _keep(weights, stored, weight, is_own=is_own)
                 if not is_trained:
                     continue
                 packed = pack_state(self.torch_optimizer, masters[name], with_master=self._keeps_masters)

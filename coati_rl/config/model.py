@@ -6,7 +6,7 @@ from coati_rl.config.fields import Section, experiment
 
 # Architectures whose attention the trainers compute sample by sample, without transformers' masks, so that samples can
 # share prefixes: `model_type` of their transformers config.
-PACKED_ATTENTION = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+PACKED_ATTENTION = frozenset({"llama", "mistral", "mixtral", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 # Tokens of the longest sample up to which a CPU computes the attention of half-precision samples in float32.
 FLOAT32_ATTENTION = 512
 

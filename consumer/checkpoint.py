@@ -11,6 +11,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,17 @@ class CheckpointReader:
         file, stored = self._where[key]
         tensor: Tensor = file.get_tensor(stored)
         return tensor
+
+
+def taken(writing: set[Future[dict[str, str]]]) -> dict[str, str]:
+    """Remove the futures and return what they have returned."""
+    return writing.pop().result() if writing else {}
+
+
+def keep(tensors: dict[str, Tensor], key: str, full: Tensor, *, is_own: bool) -> None:
+    """Store a tensor of a rank's own file on the CPU."""
+    if is_own:
+        tensors[key] = full.cpu()
 
 
 def _digest_of_saved(path: Path, tensors: Mapping[str, Tensor]) -> str:

@@ -172,6 +172,11 @@ class TrainingConfig(JobConfig):
         return limit
 
     @property
+    def balancing_coeff(self) -> float | None:
+        """Weight of the loss that balances a mixture's experts; None: the job has none."""
+        return None
+
+    @property
     def shares_prefixes(self) -> bool:
         """Whether tokens that samples begin with are computed once; padded rows hold one sample each."""
         return self.parallel.shared_prefix and not self.parallel.one_sample_per_row

@@ -79,9 +79,7 @@ def stored_parameters(model: Any) -> dict[str, StoredParameter]:
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    metas = {
-        name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in model.named_parameters()
-    }
+    metas = {name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in model.named_parameters()}
     owners = {each.untyped_storage()._cdata: name for name, each in metas.items()}
     with torch.no_grad(), _ViewsOnly():
         saved: Mapping[str, Tensor] = revert_weight_conversion(model, dict(metas))

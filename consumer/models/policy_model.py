@@ -28,6 +28,7 @@ from coati_rl.ops.vocabulary_kl import vocabulary_kl_loss
 from consumer.models import packed_attention
 from consumer.models.loading import prepare, read_model
 from consumer.models.packed_attention import RowLengths, RowParents, row_lengths, row_parents
+from consumer.models.routers import Routing
 from consumer.models.scalar_head import scalar_head, scalar_values
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class PolicyInput:
     loss_fn: "LossFn | None" = None  # None: log-probabilities only
     output: Output = "scores"  # without a loss
     teacher_head: HeadWeights | None = None  # on ranks with an LM head, for a `DistilledLoss`
+    routing: Routing | None = None  # for the routers of a mixture of experts; None: nothing is observed
 
 
 def make_input(
@@ -72,6 +74,7 @@ def make_input(
     loss_fn: "LossFn | None" = None,
     output: Output = "scores",
     teacher_head: HeadWeights | None = None,
+    routing: Routing | None = None,
 ) -> PolicyInput:
     """Copy a micro-batch's arrays to the device; the other arguments are those of `PolicyInput`.
 
@@ -101,6 +104,7 @@ def make_input(
         loss_fn=loss_fn,
         output=output,
         teacher_head=teacher_head,
+        routing=routing,
     )
 
 
@@ -131,6 +135,8 @@ def attention_arguments(model: PreTrainedModel, inputs: PolicyInput) -> dict[str
     Raises: ValueError for samples that share a prefix in a model with another attention function.
     """
     arguments: dict[str, Any] = {"position_ids": inputs.position_ids}
+    if inputs.routing is not None:
+        arguments["routing"] = inputs.routing
     if model.config._attn_implementation == packed_attention.NAME:
         arguments["lengths"] = inputs.lengths
         arguments["parents"] = inputs.parents

@@ -150,7 +150,6 @@ class Backend:
         has_teacher, model = isinstance(loss_fn, DistilledLoss), self._model(role)
         used = (self._remote.get("teacher") or self._model("teacher")).head_weights() if has_teacher else nullcontext()
         with collective("compute gradients"), used as teacher_head:
-            micro_batches = padded(mini_batch.micro_batches, self.parallelism.num_micro_batches(wanted))
             inputs = [
                 make_input(
                     micro_batch,
@@ -160,7 +159,7 @@ class Backend:
                     teacher_head=teacher_head,
                     routing=model.routers.routing(micro_batch, self.device),
                 )
-                for micro_batch in micro_batches
+                for micro_batch in padded(mini_batch.micro_batches, self.parallelism.num_micro_batches(wanted))
             ]
             return model.accumulate(inputs)
 

@@ -92,7 +92,7 @@ class CheckpointWriter:
     ) -> dict[str, str]:
         """Write file `number` of `files`: the checkpoint's tensors by name, and full optimizer tensors, if any.
 
-        An optimizer's tensors have the names of parameters, kind/name: it updates experts that are one parameter as one.
+        An optimizer's tensors have the names of parameters, kind/name: it updates joined experts as one.
 
         Returns: the digests of the files by name.
         """

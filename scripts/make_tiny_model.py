@@ -38,7 +38,7 @@ from transformers import (
 )
 
 MAX_POSITIONS = 4096
-TinyModel = Qwen3ForCausalLM | Qwen3MoeForCausalLM
+TinyModel = Any  # a Qwen3ForCausalLM or a Qwen3MoeForCausalLM
 Problem = arithmetic_task.Problem | code_task.Problem
 Lessons = tuple[Sequence[Problem], Sequence[Problem], Iterator[Problem]]
 TASKS: dict[str, Callable[..., Lessons]] = {"arithmetic": arithmetic_task.make_lessons, "code": code_task.make_lessons}
@@ -131,7 +131,7 @@ def tokenizer_texts(sample: Iterable[Problem]) -> Iterable[str]:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, arguments: argparse.Namespace) -> TinyModel:
-    """Create a randomly initialised Qwen3 of the requested size; with experts half as wide as a dense MLP, two a token."""
+    """Create a randomly initialised Qwen3 of the requested size; two experts a token are as wide as a dense MLP."""
     experts = {
         "num_experts": arguments.num_experts,
         "num_experts_per_tok": 2,

@@ -98,11 +98,6 @@ class Config(TrainingConfig):
         return {name: self.of_task(name) for name in names}
 
     @property
-    def balancing_coeff(self) -> float:
-        """Weight of the loss that balances a mixture's experts."""
-        return self.algorithm.aux_loss_coeff
-
-    @property
     def num_producers(self) -> int:
         """Inference engines."""
         return self.parallel.num_inferencer

@@ -173,8 +173,9 @@ class TrainingConfig(JobConfig):
 
     @property
     def balancing_coeff(self) -> float | None:
-        """Weight of the loss that balances a mixture's experts; None: the job has none."""
-        return None
+        """Weight of the loss that balances a mixture's experts; None: the job has no such flag."""
+        section = type(self).section_of().get("aux_loss_coeff")
+        return None if section is None else float(getattr(self, section).aux_loss_coeff)
 
     @property
     def shares_prefixes(self) -> bool:

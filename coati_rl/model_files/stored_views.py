@@ -1,8 +1,8 @@
 """Say which part of which parameter each tensor of a model's checkpoint is.
 
-transformers joins tensors of checkpoints as it loads them: the experts of a layer become one parameter [E, 2I, H] of all
-gate and up projections, and one [E, H, I] of the down projections. Each tensor of the checkpoint is then a view of a
-parameter: a shape, strides and an offset. Trainers, engines and checkpoints exchange tensors by the names of the
+transformers joins tensors of checkpoints as it loads them: the experts of a layer become one parameter [E, 2I, H] of
+all gate and up projections, and one [E, H, I] of the down projections. Each tensor of the checkpoint is then a view of
+a parameter: a shape, strides and an offset. Trainers, engines and checkpoints exchange tensors by the names of the
 checkpoint, one at a time, and read and write them through these views; nothing is copied or joined for it.
 
 E experts, I intermediate size of one, H hidden size.
@@ -111,6 +111,6 @@ class _ViewsOnly(TorchFunctionMode):
 
 def _not_a_part(model: Any, name: str) -> ConfigError:
     return ConfigError(
-        f"{type(model).__name__}: transformers computes {name} from other tensors than parts of one parameter; trainers "
-        "and engines exchange weights by the names of checkpoints, so that it cannot be trained yet"
+        f"{type(model).__name__}: transformers computes {name} from other tensors than parts of one parameter; "
+        "trainers and engines exchange weights by the names of checkpoints, so that it cannot be trained yet"
     )

@@ -109,6 +109,8 @@ def packed_attention(
         kwargs: scaling and dropout, for transformers' function.
     Returns: ([R, L, heads, D], None).
     """
+    if sliding_window is None:  # Qwen2-MoE tells it to transformers' masks alone
+        sliding_window = getattr(module, "sliding_window", None)
     if query.is_cuda and query.dtype in HALF:
         return _attend_varlen(query, key, value, lengths, parents, sliding_window, kwargs["scaling"]), None
     if query.dtype in HALF and _longest_path(lengths or ((query.shape[2],),), parents) <= FLOAT32_ATTENTION:

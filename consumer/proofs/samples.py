@@ -229,7 +229,8 @@ def _check_names(model: PreTrainedModel, what: str) -> None:
         stored = stored_parameters(model)
         found = dict(tensor for name, each in stored.items() for tensor in each.split(own[name]))
         is_same = found.keys() == saved.keys() and all(torch.equal(found[name], saved[name]) for name in saved)
-        is_same = is_same and all(torch.equal(each.join(saved.__getitem__), own[name]) for name, each in stored.items())
+        joined = {name: each.join(saved.__getitem__) for name, each in stored.items()}
+        is_same = is_same and all(torch.equal(joined[name], own[name]) for name in own)
     except ConfigError as error:
         raise ConfigError(f"{what}: {error}") from error
     if not is_same:
@@ -237,8 +238,8 @@ def _check_names(model: PreTrainedModel, what: str) -> None:
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     if buffer := next((name for name in model.state_dict() if name not in tied), None):
         raise ConfigError(
-            f"{what}: its checkpoints hold {buffer}, which is no parameter: weight syncs and checkpoints would lack it, "
-            "so that it cannot be trained yet"
+            f"{what}: its checkpoints hold {buffer}, which is no parameter: weight syncs and checkpoints would lack "
+            "it, so that it cannot be trained yet"
         )
 
 

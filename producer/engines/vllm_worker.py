@@ -136,7 +136,7 @@ class StagingWorkerExtension:
             return
         for module in model.modules():
             method = getattr(module, "quant_method", None)
-            if getattr(method, "moe_kernel", None) is not None:
+            if method is not None and hasattr(method, "moe_kernel"):
                 method.moe_kernel = None
 
     def _coati_repack_tied_head(self, model: Any, updated: Sequence[str]) -> None:

@@ -85,11 +85,6 @@ class SftJobConfig(OfflineConfig):
         return f"{terms} of {tokens[self.objective.loss_on]}"
 
     @property
-    def balancing_coeff(self) -> float:
-        """Weight of the loss that balances a mixture's experts."""
-        return self.objective.aux_loss_coeff
-
-    @property
     def sample_options(self) -> dict[str, Any]:
         """Return the arguments of `SAMPLES`."""
         return {"loss_on": self.objective.loss_on}

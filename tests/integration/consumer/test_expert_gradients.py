@@ -10,7 +10,6 @@ from tests.integration.consumer.conftest import LAYOUTS, NUM_STEPS, save_with_re
 from tests.integration.consumer.expert_models import EXPERTS, RUNS_OF_EXPERTS
 from tests.integration.consumer.gradient_matrix import Run
 from tests.integration.consumer.gradient_process import take_trials
-from tests.integration.consumer.plain_training import plain_steps
 from tests.integration.consumer.test_gradients import Trained, differences, norm_of
 from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerServers
 

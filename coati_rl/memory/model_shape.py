@@ -191,7 +191,7 @@ def _cut(config: Any, tensor_parallel_size: int, cuts_all: bool, name: str, shap
     else:
         module, _, kind = found[2].rpartition(".")
         style = _style(config, module)
-        is_cut = style == "colwise" or (style == "rowwise" and kind == "weight")
+        is_cut = style in ("colwise", "moe_tp_experts") or (style == "rowwise" and kind == "weight")
     return -(-count // tensor_parallel_size) if is_cut else count
 
 

@@ -22,7 +22,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.model_files.stored_views import StoredParameter, stored_parameters
 from coati_rl.ops.gradient_sketch import Place, place_of
 from consumer.parallel.layout import Layout
-from consumer.parallel.layout_rules import tensor_parallel_plan
+from consumer.parallel.layout_rules import EXPERTS, tensor_parallel_plan
 from consumer.parallel.process_group import collective
 
 
@@ -72,7 +72,7 @@ def describe_parameters(
         else:
             stage = 0 if inner.startswith("embed_tokens.") else layout.num_stages - 1
         style = next((style for pattern, style in styles.items() if pattern.fullmatch(inner)), None)
-        split_dim = {"colwise": 0, "rowwise": 1 if parameter.dim() > 1 else None}.get(style or "")
+        split_dim = {"colwise": 0, EXPERTS: 0, "rowwise": 1 if parameter.dim() > 1 else None}.get(style or "")
         infos.append(
             ParameterInfo(
                 name=name,

@@ -33,8 +33,9 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-LAYOUTS_OF_EXPERTS = ("dp1", "dp2", "fsdp2_dp2", "pp2")
+LAYOUTS_OF_EXPERTS = ("dp1", "dp2", "fsdp2_dp2", "pp2", "tp2", "tp2_pp2")
 WITHOUT_STAGES = {"olmoe"}  # transformers declares no pipeline plan
+WITH_SHARDS = {"qwen3_moe", "qwen3_moe, some dense", "mixtral"}  # the others' tensor-parallel plans are refused
 CLIPPED = next(iter(LOSSES))
 CUTS = (Cut(2, False, "several"), Cut(4, True, "uneven"), Cut(4, True, "one", True))  # padded, packed, shared prefixes
 
@@ -42,6 +43,7 @@ CUTS = (Cut(2, False, "several"), Cut(4, True, "uneven"), Cut(4, True, "one", Tr
 def trials_of_experts(layout: str) -> list[Trial]:
     """Every model with every cut in one process, elsewhere the first in all and the others in one each."""
     models = [name for name in EXPERTS if not ("pp" in layout and name in WITHOUT_STAGES)]
+    models = [name for name in models if "tp" not in layout or name in WITH_SHARDS]
     if layout == "dp1":
         return [Trial(name, CLIPPED, cut) for name in models for cut in cuts_of(name)]
     own = [Trial(name, CLIPPED, cuts_of(name)[number % len(cuts_of(name))]) for number, name in enumerate(models)]

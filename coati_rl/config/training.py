@@ -40,7 +40,7 @@ class TrainersConfig(Section):
         True,
         "Compute the tokens that a prompt's samples begin with once, in rows that hold them together even if they are "
         "more than -tmbs; only --max-tokens-per-microbatch cuts them. Padded rows, and models other than Llama, "
-        "Mistral, Qwen2 and Qwen3, go without.",
+        "Mistral, Mixtral, OLMoE, Qwen2, Qwen3 and their mixtures of experts, go without.",
     )
     gradient_checkpointing: bool = execution(
         False,

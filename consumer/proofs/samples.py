@@ -236,7 +236,8 @@ def _check_names(model: PreTrainedModel, what: str) -> None:
     if not is_same:
         raise ConfigError(f"{what}: tensors of its checkpoints are not parts of its parameters; it cannot be trained")
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    if buffer := next((name for name in model.state_dict() if name not in tied), None):
+    buffer = next((name for name in model.state_dict() if name not in tied), None)
+    if buffer is not None and any(each.views for each in stored.values()):  # as a router's bias, which chooses experts
         raise ConfigError(
             f"{what}: its checkpoints hold {buffer}, which is no parameter: weight syncs and checkpoints would lack "
             "it, so that it cannot be trained yet"

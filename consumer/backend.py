@@ -172,10 +172,10 @@ class Backend:
         """Return a step's reported sums over all ranks; empty without the LM head."""
         return self.parallelism.reduce_sums(sums)
 
-    def router_metrics(self, loss_scale: float) -> dict[str, float | None]:
+    def router_metrics(self) -> dict[str, float | None]:
         """Return the metrics of the policy's routers since the last call; see `Routers.metrics`."""
         add, copies = self.parallelism.add_over_ranks, self.layout.tp_size
-        return self.policy.routers.metrics(add, copies=copies, device=self.device, loss_scale=loss_scale)
+        return self.policy.routers.metrics(add, copies=copies, device=self.device)
 
     def optimizer_step(
         self,

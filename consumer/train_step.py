@@ -207,7 +207,7 @@ class TrainStep:
         others: dict[str, float | None] = {
             f"{role}_grad_norm": norm for role, norm in norms.items() if role != "policy"
         }
-        others |= self._backend.router_metrics(loss_scale)
+        others |= self._backend.router_metrics()
         own = {"grad_norm": norms["policy"], **others, "learning_rate": learning_rate, "train_s": seconds}
         return {**metrics, **own}
 

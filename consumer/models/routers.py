@@ -22,7 +22,7 @@ from coati_rl.config.model import ROUTED
 from coati_rl.ops.host_copies import on_device
 
 _ROUTING = "routing"  # the layers' argument
-_EXTRA = 3  # numbers of a layer beside its counts: tokens, their entropies, the balancing loss
+_EXTRA = 4  # numbers of a layer beside its counts: tokens, their entropies, the balancing loss, its weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +33,8 @@ class Routing:
     paths: Tensor  # float32[S, R * L], see `load_balancing_loss`
     weights: Tensor  # float32[S]
     coeff: float  # of the balancing loss of a layer; 0: it is computed without gradient
-    # float64[E + 3] by layer: tokens of each expert, tokens, sum of entropies in nats, balancing loss. A layer that is
-    # recomputed in the backward writes the same again.
+    # float64[E + 4] by layer: tokens of each expert, tokens, sum of entropies in nats, balancing loss, sum of its
+    # weights. A layer that is recomputed in the backward writes the same again.
     found: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -114,7 +114,7 @@ class Routers:
                 self._found[layer] = self._found[layer] + found if layer in self._found else found
 
     def metrics(
-        self, add_over_ranks: Callable[[Tensor], Tensor], *, copies: int, device: torch.device, loss_scale: float
+        self, add_over_ranks: Callable[[Tensor], Tensor], *, copies: int, device: torch.device
     ) -> dict[str, float | None]:
         """Return the metrics of a step, and begin the next; collective. None of a model without routers.
 
@@ -122,7 +122,6 @@ class Routers:
             add_over_ranks: sums a tensor over all ranks.
             copies: tensor-parallel ranks, each of which counts the same tokens.
             device: of this rank.
-            loss_scale: of the step.
         """
         if not self._num_experts:
             return {}
@@ -130,25 +129,24 @@ class Routers:
         width = max(self._num_experts.values()) + _EXTRA
         none = torch.zeros(width, dtype=torch.float64, device=device)
         total = add_over_ranks(torch.stack([found.get(layer, none) for layer in self._num_experts]))
-        return router_metrics(total / copies, loss_scale=loss_scale)
+        return router_metrics(total / copies)
 
 
-def router_metrics(found: Tensor, *, loss_scale: float) -> dict[str, float | None]:
+def router_metrics(found: Tensor) -> dict[str, float | None]:
     """Return the step's metrics of routers.
 
     Args:
-        found: float64[layers with experts, E + 3], see `Routing.found`, over all ranks.
-        loss_scale: of the step.
+        found: float64[layers with experts, E + 4], see `Routing.found`, over all ranks.
     Returns: the largest share of an expert in its layer's tokens, relative to an equal share; experts without a token,
         over all layers; the mean entropy of routers in nats; the mean balancing loss, 1 in balance. None in a step
         without samples.
     """
     names = ("router_load_max", "router_idle_experts", "router_entropy_mean", "aux_loss")
-    counts, (tokens, entropies, losses) = found[:, :-_EXTRA], found[:, -_EXTRA:].T
+    counts, (tokens, entropies, losses, weights) = found[:, :-_EXTRA], found[:, -_EXTRA:].T
     if not float(counts.sum()):
         return dict.fromkeys(names)
     loads = counts / counts.sum(dim=1, keepdim=True) * counts.shape[1]
-    values = (loads.max(), (counts == 0).sum(), entropies.sum() / tokens.sum(), losses.mean() * loss_scale)
+    values = (loads.max(), (counts == 0).sum(), entropies.sum() / tokens.sum(), losses.sum() / weights.sum().clamp(min=1e-300))
     return {name: float(value) for name, value in zip(names, values, strict=True)}
 
 
@@ -178,7 +176,7 @@ def _routed(
     with torch.no_grad():
         counts = torch.bincount(selected[routing.tokens].flatten(), minlength=num_experts)
         entropy = -(probabilities * log_probabilities).sum(dim=-1)[routing.tokens].sum()
-        extra = torch.stack([routing.tokens.sum(), entropy, loss.detach()])
+        extra = torch.stack([routing.tokens.sum(), entropy, loss.detach(), routing.weights.sum()])
         routing.found[number] = torch.cat([counts.double(), extra.double()])
     if loss.requires_grad:
         weights = _WithLoss.apply(weights, routing.coeff * loss)  # type: ignore[no-untyped-call]

@@ -47,9 +47,9 @@ def taken(trial: Balanced, model_root: Path) -> dict[str, Any]:
     else:
         backend = Backend(backend_config(model_root / trial.model, **settings), SingleProcess(device=CPU))
     recorder = StepRecorder(backend)
-    scale = take_whole_step(recorder, model_root / trial.model, CASES[CLIPPED], trial.cut, 0)
+    take_whole_step(recorder, model_root / trial.model, CASES[CLIPPED], trial.cut, 0)
     parameters = backend.policy.parameters
     whole = {name: parameters.full_state(name, each) for name, each in recorder.taken["gradients"].items()}
-    metrics = backend.router_metrics(scale)
+    metrics = backend.router_metrics()
     backend.close()
     return {"gradients": whole, "metrics": metrics}

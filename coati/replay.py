@@ -14,6 +14,7 @@ from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.quiet import no_progress_bars
+from coati_rl.model_files.stored_views import StoredParameter, stored_parameters
 from coati_rl.preflight.prompts import RewardFacts
 from coati_rl.protocols import Role
 from coati_rl.replay.command import run_command
@@ -123,7 +124,13 @@ class _Updates:
         reader = CheckpointReader(directory)
         expected = state_kinds(config.optimizer)
         check_kinds(reader.kinds, expected, directory, has_optimizer_files=reader.has_optimizer_files)
-        unpack_state(self._optimizer, self.masters, lambda name, kind: reader.get(kind, name), reader.kinds)
+        stored = {} if model.has_adapters else stored_parameters(model.module)
+
+        def read(name: str, kind: str) -> Tensor | None:
+            own = StoredParameter(name=name, shape=tuple(self.masters[name].shape))
+            return reader.get(kind, stored.get(name, own))
+
+        unpack_state(self._optimizer, self.masters, read, reader.kinds)
 
     def step(self, gradients: Mapping[str, Tensor], settings: OptimizerConfig, learning_rate: float) -> None:
         """See `coati_rl.replay.parts.Optimizer`."""

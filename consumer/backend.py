@@ -20,7 +20,7 @@ from coati_rl.checkpoint.resumed_run import DATE_KEY
 from coati_rl.checkpoint.saved_adapter import WEIGHTS_KEY
 from coati_rl.checkpoint.tokenizer_files import read_tokenizer_files
 from coati_rl.config.optimizer import OptimizerConfig
-from coati_rl.data.packing import blank_micro_batch
+from coati_rl.data.packing import padded
 from coati_rl.errors import ConfigError
 from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import LossFn, Role
@@ -94,7 +94,7 @@ class Backend:
         model = self._views.get(role) or self._model(role)
         with collective("score a mini-batch"):
             count = self.parallelism.num_micro_batches(len(micro_batches))
-            inputs = [make_input(each, device=self.device, output=output) for each in _padded(micro_batches, count)]
+            inputs = [make_input(each, device=self.device, output=output) for each in padded(micro_batches, count)]
             return model.score(inputs)[: len(micro_batches)]
 
     def score_elsewhere(self, roles: Collection[str], scorers: Scorers) -> None:
@@ -129,10 +129,9 @@ class Backend:
         """
         # A rank without samples still takes part in the step.
         wanted = max(len(mini_batch.micro_batches), int(mini_batch.is_last))
-        has_teacher = isinstance(loss_fn, DistilledLoss)
+        has_teacher, model = isinstance(loss_fn, DistilledLoss), self._model(role)
         used = (self._remote.get("teacher") or self._model("teacher")).head_weights() if has_teacher else nullcontext()
         with collective("compute gradients"), used as teacher_head:
-            micro_batches = _padded(mini_batch.micro_batches, self.parallelism.num_micro_batches(wanted))
             inputs = [
                 make_input(
                     micro_batch,
@@ -140,10 +139,11 @@ class Backend:
                     trainer_version=mini_batch.step,
                     loss_fn=loss_fn,
                     teacher_head=teacher_head,
+                    routing=model.routers.routing(micro_batch, self.device),
                 )
-                for micro_batch in micro_batches
+                for micro_batch in padded(mini_batch.micro_batches, self.parallelism.num_micro_batches(wanted))
             ]
-            return self._model(role).accumulate(inputs)
+            return model.accumulate(inputs)
 
     def reduce_gradients(self, role: Role = "policy") -> None:
         """Sum a model's gradients over all ranks, once, into its `gradients`; `optimizer_step` does so, too."""
@@ -153,6 +153,11 @@ class Backend:
     def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
         """Return a step's reported sums over all ranks; empty without the LM head."""
         return self.parallelism.reduce_sums(sums)
+
+    def router_metrics(self) -> dict[str, float | None]:
+        """Return the metrics of the policy's routers since the last call; see `Routers.metrics`."""
+        add, copies = self.parallelism.add_over_ranks, self.layout.tp_size
+        return self.policy.routers.metrics(add, copies=copies, device=self.device)
 
     def optimizer_step(
         self,
@@ -278,8 +283,3 @@ class Backend:
         if role not in self.models:
             raise ValueError(f"this backend was built without the {role} model")
         return self.models[role]
-
-
-def _padded(micro_batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
-    """Append blank micro-batches up to `count`."""
-    return [*micro_batches, *[blank_micro_batch()] * (count - len(micro_batches))]

@@ -63,6 +63,7 @@ class BackendConfig:
     wire_dtype: torch.dtype = torch.float32  # dtype of exported weights: the inference engines' dtype
     sends_adapters: bool = False  # alone, and not merged into the base, which the engines have
     gradient_checkpointing: bool = False
+    balancing_coeff: float | None = None  # of the loss that balances the policy's experts; None: not observed
     compile_ops: bool | None = None  # see `compiled_ops`; None: on a GPU
     keep_checkpoints: int | None = None  # None: all
     # Frozen roles, and "optimizer" of the trained ones, whose memory is given up while they are not used.

@@ -11,6 +11,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from coati_rl.checkpoint.tokenizer_files import write_files
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapter_files import PREFIX, WEIGHTS_FILE, write_adapter_config
 from coati_rl.model_files.saving import write_settings
+from coati_rl.model_files.stored_views import StoredParameter
 from coati_rl.tensor_bytes import bytes_of
+from consumer.optim.optimizer_state import MASTER
 from consumer.parallel.parameters import ParameterInfo
 from consumer.whole_directory import flush, publish, weight_disk_errors
 
@@ -97,7 +100,9 @@ class CheckpointWriter:
     def write(
         self, number: int, weights: Mapping[str, Tensor], optimizer_tensors: Mapping[str, Tensor] | None
     ) -> dict[str, str]:
-        """Write file `number` of `files`: full weights by name, and full optimizer tensors by kind/name, if any.
+        """Write file `number` of `files`: the checkpoint's tensors by name, and full optimizer tensors, if any.
+
+        An optimizer's tensors have the names of parameters, kind/name: it updates joined experts as one.
 
         Returns: the digests of the files by name.
         """
@@ -169,10 +174,14 @@ class CheckpointWriter:
 
     def _write_index(self) -> None:
         """Write which file holds each weight; vLLM reads all safetensors of a directory that has no index."""
+        saved = {info.name: info.saved for info in self._infos}
         index = {
             "metadata": {"total_size": sum(prod(info.shape) for info in self._infos) * self._dtype.itemsize},
             "weight_map": {
-                name: self._file_name("model", number) for number, names in enumerate(self.files) for name in names
+                stored: self._file_name("model", number)
+                for number, names in enumerate(self.files)
+                for name in names
+                for stored, _ in saved[name].entries()
             },
         }
         (self._partial / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
@@ -212,20 +221,34 @@ class CheckpointReader:
         }
         self.kinds = frozenset(key.partition("/")[0] for key in self._where if "/" in key)  # of optimizer tensors
 
-    def get(self, kind: str, name: str) -> Tensor | None:
+    def get(self, kind: str, parameter: StoredParameter) -> Tensor | None:
         """Return a full tensor on the CPU, None if it was not saved; a missing `master` is the saved weight itself.
 
         Raises: ConfigError if the checkpoint lacks the parameter: it belongs to another model.
         """
-        if name not in self._where:
-            raise ConfigError(f"the checkpoint belongs to another model: it has no {name}")
-        key = f"{kind}/{name}"
-        if key not in self._where and kind == "master":
-            key = name
+        missing = next((name for name, _ in parameter.entries() if name not in self._where), None)
+        if missing is not None:
+            raise ConfigError(f"the checkpoint belongs to another model: it has no {missing}")
+        key = f"{kind}/{parameter.name}"
         if key not in self._where:
-            return None
+            return parameter.join(self._read) if kind == MASTER else None
+        return self._read(key)
+
+    def _read(self, key: str) -> Tensor:
         file, stored = self._where[key]
-        return file.get_tensor(stored)
+        tensor: Tensor = file.get_tensor(stored)
+        return tensor
+
+
+def taken(writing: set[Future[dict[str, str]]]) -> dict[str, str]:
+    """Remove the futures and return what they have returned."""
+    return writing.pop().result() if writing else {}
+
+
+def keep(tensors: dict[str, Tensor], key: str, full: Tensor, *, is_own: bool) -> None:
+    """Store a tensor of a rank's own file on the CPU."""
+    if is_own:
+        tensors[key] = full.cpu()
 
 
 def _digest_of_saved(path: Path, tensors: Mapping[str, Tensor]) -> str:

@@ -34,6 +34,7 @@ def _load(role: Role, source: ModelSource, config: BackendConfig, parallelism: P
         compiles_ops=device.type == "cuda" if config.compile_ops is None else config.compile_ops,
         head=source.head,
         adapters=source.adapters,
+        balancing_coeff=config.balancing_coeff if role == "policy" else None,
     )
     if role == "old" or source.is_saved:
         take_own_memory(model.module)

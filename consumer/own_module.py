@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from coati_rl.config.sync import SyncConfig
 from coati_rl.model_files.quiet import no_progress_bars
+from coati_rl.model_files.stored_views import stored_parameters
 from coati_rl.processes.freed_memory import return_freed_memory
 from coati_rl.transport.manifest import TensorEntry, dtype_name
 from consumer.joined_rank import JoinedRank
@@ -65,7 +66,7 @@ class OwnModuleRank(JoinedRank):
         rank = dist.get_rank() if size > 1 else 0
         self.layout = Layout(dp_rank=rank, dp_size=size, zero_stage=3 if size > 1 else 0)
         self._dtype = getattr(torch, dtype)
-        self._shapes = {name: tuple(each.shape) for name, each in module.named_parameters()}
+        self._stored = stored_parameters(module)
         if size > 1:
             _shard(module)
         module.to(self.device)
@@ -104,13 +105,13 @@ class OwnModuleRank(JoinedRank):
     def weight_entries(self) -> tuple[TensorEntry, ...]:
         """See `Exporter`."""
         dtype = dtype_name(self._dtype)
-        return tuple(TensorEntry(name=name, dtype=dtype, shape=shape) for name, shape in self._shapes.items())
+        entries = (entry for each in self._stored.values() for entry in each.entries())
+        return tuple(TensorEntry(name=name, dtype=dtype, shape=shape) for name, shape in entries)
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Exporter`."""
-        for name, each in self.module.named_parameters():
-            whole = each.full_tensor() if hasattr(each, "full_tensor") else each
-            yield name, whole.detach().to(self._dtype)
+        for name, whole in self._whole():
+            yield from self._stored[name].split(whole)
 
     def base_identity(self) -> str:
         """See `Exporter`."""
@@ -126,7 +127,7 @@ class OwnModuleRank(JoinedRank):
 
     def save(self, directory: Path) -> None:
         """Write the weights as a Hugging Face checkpoint."""
-        state = {name: weight.cpu() for name, weight in self.export_weights()}
+        state = {name: weight.cpu() for name, weight in self._whole()}
         if self.layout.sender == 0:
             self.module.save_pretrained(directory, state_dict=state)
 
@@ -141,6 +142,12 @@ class OwnModuleRank(JoinedRank):
     def close(self) -> None:
         """Release the module."""
         self.meta()
+
+    def _whole(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole parameters by their names in the module, in the dtype of the weights; collective."""
+        for name, each in self.module.named_parameters():
+            whole = each.full_tensor() if hasattr(each, "full_tensor") else each
+            yield name, whole.detach().to(self._dtype)
 
     def _logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
         ids = torch.tensor([[*token_ids]], device=self.device)

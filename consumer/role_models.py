@@ -18,10 +18,11 @@ from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.model_files.adapted_layers import FACTORS
 from coati_rl.protocols import Role
 from consumer.adapters.adapters import Adapters, AdapterSource
-from consumer.checkpoint import CheckpointReader, CheckpointWriter
+from consumer.checkpoint import CheckpointReader, CheckpointWriter, keep, taken
 from consumer.model_memory import ModelMemory
 from consumer.models.compiled_ops import CompiledOps
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, load_policy
+from consumer.models.routers import Routers
 from consumer.models.scalar_head import ScalarHead, load_scalar
 from consumer.optim.gradient_clipping import scale_and_clip, sum_of_squares
 from consumer.optim.optimizer import make_optimizer, set_step, state_kinds
@@ -46,6 +47,7 @@ class RoleModel:
         compiles_ops: bool = False,
         head: ScalarHead | None = None,
         adapters: AdapterSource | None = None,
+        balancing_coeff: float | None = None,
     ) -> None:
         """Load and shard the model.
 
@@ -59,6 +61,7 @@ class RoleModel:
             compiles_ops: compute by `compiled_ops`.
             head: scalar head; None: the LM head.
             adapters: trained in place of the model's weights; None: these are trained.
+            balancing_coeff: of the loss that balances a mixture's experts; None: routers are not observed.
         Raises: ConfigError if the model cannot be read or cannot be sharded this way.
         """
         self.role = role
@@ -70,6 +73,7 @@ class RoleModel:
         # The Hugging Face module; after sharding, this rank's part of it.
         load = load_policy if head is None else partial(load_scalar, head=head)
         self.module = load(directory, dtype=DTYPES[precision], gradient_checkpointing=is_recomputed)
+        self.routers = Routers.attached(self.module, balancing_coeff)
         self.infos = describe_parameters(self.module, parallelism.layout, parallelism.layers_per_stage(self.module))
         self.adapters = None if adapters is None else Adapters(self.module, self.infos, adapters)
         self.torch_optimizer: Any = None
@@ -117,7 +121,9 @@ class RoleModel:
             return {}
         self._num_accumulated += 1
         with self._dropout(inputs[0]):
-            return self._sharded.accumulate(inputs)
+            sums = self._sharded.accumulate(inputs)
+        self.routers.add(each.routing for each in inputs)
+        return sums
 
     def reduce_gradients(self) -> None:
         """Sum the accumulated gradients over all ranks into `gradients`, once per optimizer step."""
@@ -174,14 +180,14 @@ class RoleModel:
                 weight.copy_(theirs[name] if mix == 1 else torch.lerp(weight.float(), theirs[name].float(), mix))
 
     def export(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yield this pipeline stage's full weights by name, in Hugging Face order, without a tied LM head.
+        """Yield the checkpoint's tensors of this pipeline stage by name, in the module's order, without a tied LM head.
 
         Collective over the ranks with dp_rank 0; yields nothing on the others. A tensor that needs neither cast nor
         gather is the live weight itself: use it before the next step.
         """
         if self._parallelism.layout.is_first_copy:
             for info in self._of_this_stage(self.infos):
-                yield info.name, self._merged(info.name, dtype)
+                yield from info.saved.split(self._merged(info.name, dtype))
 
     @property
     def saved_infos(self) -> tuple[ParameterInfo, ...]:
@@ -207,9 +213,9 @@ class RoleModel:
         with used, ThreadPoolExecutor(1, thread_name_prefix="checkpoint") as pool:
             try:
                 for part in parts:
-                    digests |= _taken(writing)
+                    digests |= taken(writing)
                     writing.add(pool.submit(writer.write, *part))
-                digests |= _taken(writing)
+                digests |= taken(writing)
             finally:
                 for _ in parts:  # the ranks with the other shards wait in these gathers if this one stops early
                     pass
@@ -222,7 +228,7 @@ class RoleModel:
         """
 
         def part(name: str, kind: str) -> Tensor | None:
-            full = reader.get(kind, name)
+            full = reader.get(kind, self.parameters.infos[name].saved)
             return full if full is None or full.dim() == 0 else self.parameters.state_part(name, full)
 
         expected = state_kinds(self._settings())
@@ -253,13 +259,14 @@ class RoleModel:
             names = writer.files[number]
             weights, state = dict[str, Tensor](), dict[str, Tensor]()
             for name in names:
-                _keep(weights, name, parameters.full_weight(name), is_own=is_own)
+                for stored, weight in parameters.infos[name].saved.split(parameters.full_weight(name)):
+                    keep(weights, stored, weight, is_own=is_own)
                 if not is_trained:
                     continue
                 packed = pack_state(self.torch_optimizer, masters[name], with_master=self._keeps_masters)
                 for kind, part in sorted(packed.items()):  # gathers: in one order on all ranks
                     full = part if part.dim() == 0 else parameters.full_state(name, part)
-                    _keep(state, f"{kind}/{name}", full, is_own=is_own)
+                    keep(state, f"{kind}/{name}", full, is_own=is_own)
             if is_own:
                 yield number, weights, state if is_trained else None
 
@@ -288,13 +295,3 @@ class RoleModel:
         if self._optimizer is None:
             raise ValueError(f"the {self.role} model is frozen")
         return self._optimizer
-
-
-def _taken(writing: set[Future[dict[str, str]]]) -> dict[str, str]:
-    """Remove the futures and return what they have returned."""
-    return writing.pop().result() if writing else {}
-
-
-def _keep(tensors: dict[str, Tensor], key: str, full: Tensor, *, is_own: bool) -> None:
-    if is_own:
-        tensors[key] = full.cpu()

@@ -37,8 +37,9 @@ class SentWeights:
         """Return the entries of all tensors that all senders export, in order; adapters have PEFT's names."""
         prefix, dtype = "" if self._base is None else PREFIX, dtype_name(self._dtype)
         return tuple(
-            TensorEntry(name=prefix + info.name, dtype=dtype, shape=info.shape, sender=info.stage)
+            TensorEntry(name=prefix + name, dtype=dtype, shape=shape, sender=info.stage)
             for info in self._infos
+            for name, shape in info.saved.entries()
         )
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -204,7 +204,10 @@ class TrainStep:
             self._backend.move_reference(mix)
         seconds = self._train_s + time.perf_counter() - begin
         self._begin()
-        others = {f"{role}_grad_norm": norm for role, norm in norms.items() if role != "policy"}
+        others: dict[str, float | None] = {
+            f"{role}_grad_norm": norm for role, norm in norms.items() if role != "policy"
+        }
+        others |= self._backend.router_metrics()
         own = {"grad_norm": norms["policy"], **others, "learning_rate": learning_rate, "train_s": seconds}
         return {**metrics, **own}
 

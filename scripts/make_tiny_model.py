@@ -1,6 +1,7 @@
-"""Create a tiny Qwen3 model that partly solves a task, and the prompt files to train it further.
+"""Create a tiny Qwen3 model that partly solves a task, dense or of experts, and the prompt files to train it further.
 
     python scripts/make_tiny_model.py OUT_DIR [--task arithmetic | code] [--seed 0] [--tied | --untied] [--steps 200]
+    python scripts/make_tiny_model.py OUT_DIR --num-experts 8
 
 Out: OUT_DIR holds an ordinary Hugging Face checkpoint (config, safetensors, tokenizer with chat template, generation
 config) and `train.jsonl`, `eval.jsonl` in the project's math or code format; with `--num-conversations`, `sft.jsonl`
@@ -17,17 +18,27 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import arithmetic_task
 import code_task
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 MAX_POSITIONS = 4096
+TinyModel = Any  # a Qwen3ForCausalLM or a Qwen3MoeForCausalLM
 Problem = arithmetic_task.Problem | code_task.Problem
 Lessons = tuple[Sequence[Problem], Sequence[Problem], Iterator[Problem]]
 TASKS: dict[str, Callable[..., Lessons]] = {"arithmetic": arithmetic_task.make_lessons, "code": code_task.make_lessons}
@@ -53,6 +64,7 @@ def parse_arguments() -> argparse.Namespace:
     embeddings.add_argument("--untied", dest="tied", action="store_false", help="separate output embedding")
     parser.add_argument("--num-layers", type=int, default=2, help="decoder layers")
     parser.add_argument("--hidden-size", type=int, default=128, help="width; always 4 attention heads of 32")
+    parser.add_argument("--num-experts", type=int, default=0, help="a Qwen3-MoE with so many, 2 a token; 0: dense")
     parser.add_argument("--vocab-size", type=int, default=512, help="tokens, 256 bytes and 3 special ones included")
     parser.add_argument("--steps", type=int, default=200, help="training steps; 0 leaves the model random")
     parser.add_argument("--batch-size", type=int, default=64, help="examples per training step")
@@ -118,9 +130,16 @@ def tokenizer_texts(sample: Iterable[Problem]) -> Iterable[str]:
         )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, arguments: argparse.Namespace) -> Qwen3ForCausalLM:
-    """Create a randomly initialised Qwen3 of the requested size."""
-    config = Qwen3Config(
+def make_model(tokenizer: PreTrainedTokenizerFast, arguments: argparse.Namespace) -> TinyModel:
+    """Create a randomly initialised Qwen3 of the requested size; two experts a token are as wide as a dense MLP."""
+    experts = {
+        "num_experts": arguments.num_experts,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 2 * arguments.hidden_size,
+        "norm_topk_prob": True,
+    }
+    of_class: Callable[..., Any] = partial(Qwen3MoeConfig, **experts) if arguments.num_experts else Qwen3Config
+    config = of_class(
         vocab_size=arguments.vocab_size,
         hidden_size=arguments.hidden_size,
         intermediate_size=4 * arguments.hidden_size,
@@ -135,7 +154,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, arguments: argparse.Namespace
         pad_token_id=tokenizer.pad_token_id,
         dtype=torch.float32,
     )
-    model = Qwen3ForCausalLM(config)
+    model = (Qwen3MoeForCausalLM if arguments.num_experts else Qwen3ForCausalLM)(config)
     model.generation_config = GenerationConfig(
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
@@ -157,7 +176,7 @@ def collate(tokenizer: PreTrainedTokenizerFast, batch: list[Problem]) -> dict[st
 
 
 @torch.inference_mode()
-def greedy_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, held_out: Sequence[Problem]) -> float:
+def greedy_accuracy(model: TinyModel, tokenizer: PreTrainedTokenizerFast, held_out: Sequence[Problem]) -> float:
     """Return the fraction of `held_out` whose greedy completion ends as a correct solution."""
     texts = [prompt_text(tokenizer, problem) for problem in held_out]
     inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
@@ -167,22 +186,27 @@ def greedy_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast,
     return num_right / len(held_out)
 
 
-def make_optimizers(model: Qwen3ForCausalLM) -> list[tuple[torch.optim.Optimizer, float]]:
+def make_optimizers(model: TinyModel) -> list[tuple[torch.optim.Optimizer, float]]:
     """Create Muon for the layers' matrices and AdamW for the rest, each with its peak learning rate.
 
     Measured with one seed, constant rates and an easier task (operands to 49): 44 % after 100 steps, with AdamW alone
     after about 210.
     """
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
-    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers" not in name]
+    matrices = [p for name, p in model.named_parameters() if _is_matrix(name, p)]
+    others = [p for name, p in model.named_parameters() if not _is_matrix(name, p)]
     return [
         (torch.optim.Muon(matrices, weight_decay=0.01), 0.02),
         (torch.optim.AdamW(others, weight_decay=0.01), 3e-3),
     ]
 
 
+def _is_matrix(name: str, parameter: Tensor) -> bool:
+    """Return True for a matrix of a layer, but for a router's; experts are one parameter of three dimensions."""
+    return parameter.ndim == 2 and "layers" in name and ".gate." not in name
+
+
 def warm_up(
-    model: Qwen3ForCausalLM,
+    model: TinyModel,
     tokenizer: PreTrainedTokenizerFast,
     training: Iterable[Problem],
     *,

@@ -41,7 +41,7 @@ class TrainersConfig(Section):
         True,
         "Compute the tokens that a prompt's samples begin with once, in rows that hold them together even if they are "
         "more than -tmbs; only --max-tokens-per-microbatch cuts them. Padded rows, and models other than Llama, "
-        "Mistral, Qwen2 and Qwen3, go without.",
+        "Mistral, Mixtral, OLMoE, Qwen2, Qwen3 and their mixtures of experts, go without.",
     )
     gradient_checkpointing: bool = execution(
         False,
@@ -190,6 +190,12 @@ class TrainingConfig(JobConfig):
         """Optimizer steps at most; None: as many as the data fills."""
         limit: int | None = getattr(self.data, "max_steps", None)
         return limit
+
+    @property
+    def balancing_coeff(self) -> float | None:
+        """Weight of the loss that balances a mixture's experts; None: the job has no such flag."""
+        section = type(self).section_of().get("aux_loss_coeff")
+        return None if section is None else float(getattr(self, section).aux_loss_coeff)
 
     @property
     def shares_prefixes(self) -> bool:

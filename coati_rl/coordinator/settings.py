@@ -132,6 +132,7 @@ def selection_settings(config: Config) -> SelectionSettings | None:
         config.parallel.compute_all_samples
         or algorithm.kl_coeff > 0
         or algorithm.entropy_coeff > 0
+        or algorithm.aux_loss_coeff > 0
         or config.control.entropy_target is not None
         or algorithm.whiten_advantages
         or algorithm.token_selection != "all"  # compares tokens of all samples

@@ -142,6 +142,11 @@ def build_micro_batches(
     return tuple(next(laid_out) if bin_ else blank_micro_batch() for bin_ in plan)
 
 
+def padded(micro_batches: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
+    """Append blank micro-batches up to `count`."""
+    return [*micro_batches, *[blank_micro_batch()] * (count - len(micro_batches))]
+
+
 def blank_micro_batch() -> MicroBatch:
     """Return one row without loss tokens, whose gradient is zero in every parameter.
 

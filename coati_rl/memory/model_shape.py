@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from coati_rl.config.model import PACKED_ATTENTION
+from coati_rl.config.model import PACKED_ATTENTION, ROUTED
 
+_KNOWN = PACKED_ATTENTION - ROUTED  # all layers have the same parameters, and each token passes all of them
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)$")
 
 
@@ -36,11 +37,12 @@ class ModelShape:
     head_weights: int  # of the LM head, 0 if it is tied; of a scalar head
     other_root_weights: int  # of what is left, such as the last norm
     largest_tensor: int  # parameters of the largest tensor, not cut
+    active_weights: int = 0  # parameters that a token passes, of the whole model: of experts those that it is routed to
 
     @property
     def is_known(self) -> bool:
-        """Whether the memory of activations is known: that of the architectures with packed attention."""
-        return self.model_type in PACKED_ATTENTION
+        """Whether the memory of activations is known: that of the dense architectures with packed attention."""
+        return self.model_type in _KNOWN
 
     @property
     def num_weights(self) -> int:
@@ -142,6 +144,7 @@ def _shape(config_json: str, tensor_parallel_size: int, has_scalar_head: bool, c
         head_weights=config.hidden_size if has_scalar_head else head,
         other_root_weights=other,
         largest_tensor=max(prod(shape) for shape in sizes.values()),
+        active_weights=sum(_active(config, name, shape) for name, shape in sizes.items()),
     )
 
 
@@ -154,19 +157,19 @@ class _Parameters(NamedTuple):
 def _parameters(config_json: str) -> "_Parameters":
     """Return the parameters of a causal language model, tied ones once.
 
-    All layers of an architecture with packed attention have the same parameters, so that one of them is built.
+    All layers of a dense architecture with packed attention have the same parameters, so that one of them is built.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     values = json.loads(config_json)
     model_type, num_layers = values.pop("model_type"), values.get("num_hidden_layers", 1)
-    if model_type in PACKED_ATTENTION:
+    if model_type in _KNOWN:
         values |= {"num_hidden_layers": 1, "layer_types": None}
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
     sizes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    if model_type in PACKED_ATTENTION:
+    if model_type in _KNOWN:
         layer = {name: shape for name, shape in sizes.items() if _LAYER.search(name)}
         for number in range(1, num_layers):
             sizes |= {name.replace(".0.", f".{number}.", 1): shape for name, shape in layer.items()}
@@ -191,8 +194,15 @@ def _cut(config: Any, tensor_parallel_size: int, cuts_all: bool, name: str, shap
     else:
         module, _, kind = found[2].rpartition(".")
         style = _style(config, module)
-        is_cut = style == "colwise" or (style == "rowwise" and kind == "weight")
+        is_cut = style in ("colwise", "moe_tp_experts") or (style == "rowwise" and kind == "weight")
     return -(-count // tensor_parallel_size) if is_cut else count
+
+
+def _active(config: Any, name: str, shape: tuple[int, ...]) -> int:
+    """Return the parameters of a tensor that a token passes: of experts, [E, ...], those that it is routed to."""
+    per_token = getattr(config, "num_experts_per_tok", None)
+    is_of_experts = ".experts." in name and len(shape) > 2 and isinstance(per_token, int)
+    return prod(shape) * per_token // shape[0] if is_of_experts else prod(shape)
 
 
 def _style(config: Any, module: str) -> str | None:

@@ -201,7 +201,15 @@ def _found(checked: MemoryCheck[Any], models: Sequence[Any]) -> Found:
         if not is_buildable(hf_config):
             return (), [f"the memory of the run is not forecast, as a model's architecture is {hf_config.model_type}"]
     forecast, warnings = checked.run()
-    return tuple(forecast.lines()), warnings
+    return (*_of_experts(models[0]), *forecast.lines()), warnings
+
+
+def _of_experts(hf_config: Any) -> tuple[str, ...]:
+    """Return a line of the plan with the parameters of a mixture of experts; none of a dense model."""
+    shape = model_shape(hf_config)
+    if shape.active_weights == shape.num_weights:
+        return ()
+    return (f"{'parameters':<24}{shape.num_weights:,}, of which a token passes {shape.active_weights:,}",)
 
 
 def backend_of(config: Config, hf_config: Any, device: Device) -> CollectiveBackend:

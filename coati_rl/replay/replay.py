@@ -54,6 +54,8 @@ class Replay:
         self.run = run
         self._parts = parts
         self.config: TrainingConfig = config_of(run)
+        if self.config.balancing_coeff:
+            raise ConfigError(f"{run.path}: steps with --aux-loss-coeff cannot be replayed yet")
         self.precision = precision_of(run, self.config)
         self.records: Mapping[int, Mapping[str, Any]] = {record["step"]: record for record in run.steps()}
         self.starts = starts_of(run, self.config)

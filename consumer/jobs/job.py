@@ -123,6 +123,7 @@ def backend_config(
         wire_dtype=getattr(torch, dtype),
         sends_adapters=config.lora.sent_adapter is not None,
         gradient_checkpointing=parallel.gradient_checkpointing,
+        balancing_coeff=config.balancing_coeff,
         compile_ops=parallel.compile_ops,
         keep_checkpoints=config.run.keep_checkpoints,
         offload=offloaded(config),

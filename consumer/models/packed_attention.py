@@ -112,6 +112,8 @@ def packed_attention(
         kwargs: scaling and dropout, for transformers' function.
     Returns: ([R, L, heads, D], None).
     """
+    if sliding_window is None:  # Qwen2-MoE tells it to transformers' masks alone
+        sliding_window = getattr(module, "sliding_window", None)
     if groups is not None:
         attend = functools.partial(_attend, module, sliding_window=sliding_window, **kwargs)
         return grouped_attention(query, key, value, groups, attend), None

@@ -30,6 +30,7 @@ from consumer.models import packed_attention
 from consumer.models.grouped_attention import SequenceGroups
 from consumer.models.loading import prepare, read_model
 from consumer.models.packed_attention import RowLengths, RowParents, row_lengths, row_parents
+from consumer.models.routers import Routing
 from consumer.models.scalar_head import scalar_head, scalar_values
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class PolicyInput:
     groups: SequenceGroups | None = None  # of the only row's sequences, in place of `lengths`
     # Computes what the forward returns from the last hidden states [R, L, H] in place of a loss; see `loss_of_hidden`.
     after_hidden: Callable[[PreTrainedModel, Tensor, dist.ProcessGroup | None], Result] | None = None
+    routing: Routing | None = None  # for the routers of a mixture of experts; None: nothing is observed
 
 
 def make_input(
@@ -79,6 +81,7 @@ def make_input(
     loss_fn: "LossFn | None" = None,
     output: Output = "scores",
     teacher_head: HeadWeights | None = None,
+    routing: Routing | None = None,
 ) -> PolicyInput:
     """Copy a micro-batch's arrays to the device; the other arguments are those of `PolicyInput`.
 
@@ -108,6 +111,7 @@ def make_input(
         loss_fn=loss_fn,
         output=output,
         teacher_head=teacher_head,
+        routing=routing,
     )
 
 
@@ -138,6 +142,8 @@ def attention_arguments(model: PreTrainedModel, inputs: PolicyInput) -> dict[str
     Raises: ValueError for samples that share a prefix in a model with another attention function.
     """
     arguments: dict[str, Any] = {"position_ids": inputs.position_ids}
+    if inputs.routing is not None:
+        arguments["routing"] = inputs.routing
     if model.config._attn_implementation == packed_attention.NAME:
         arguments["lengths"] = inputs.lengths
         arguments["parents"] = inputs.parents

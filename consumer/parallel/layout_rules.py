@@ -6,6 +6,7 @@ give wrong gradients, so it is refused by name. All functions take the model's t
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from coati_rl.config.training import TrainingConfig
@@ -13,6 +14,9 @@ from coati_rl.errors import ConfigError
 
 # Sharded by output features, sharded by input features, and replicated with the gradient summed over ranks.
 TP_STYLES = frozenset({"colwise", "rowwise", "replicated_with_grad_allreduce"})
+# Of the experts of a layer, which are shared out whole; transformers' plan cuts each of them by the styles of its
+# parameters, which are left out.
+EXPERTS = "moe_tp_experts"
 PP_PARTS = frozenset({"embed_tokens", "layers", "norm"})
 TESTED = (
     "llama",
@@ -24,6 +28,7 @@ _TESTED_TEXT = f"{', '.join(TESTED)} (tested); other architectures are tried bef
 
 _TP_PLAN, _PP_PLAN = "base_model_tp_plan", "base_model_pp_plan"
 _TIED_EMBEDDING = ("embed_tokens", "embedding_rowwise")  # transformers adds it to the plan of tied models
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _CUT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
 
 
@@ -48,14 +53,18 @@ def check_layout(config: TrainingConfig, hf_config: Any, name: str = "") -> None
 
 
 def tensor_parallel_plan(hf_config: Any) -> dict[str, str]:
-    """Return the style (one of TP_STYLES) by pattern of module names, "layers.*.[...]", without the embedding.
+    """Return the style, of TP_STYLES or EXPERTS, by pattern of module names, "layers.*.[...]", without the embedding.
 
     Raises: ConfigError if the architecture declares no plan, or one with other styles.
     """
     if problem := _tensor_plan_problem(hf_config):
         raise ConfigError(f"tensor parallelism: {problem}")
     plan = getattr(hf_config.get_text_config(), _TP_PLAN)
-    return {pattern: style for pattern, style in plan.items() if (pattern, style) != _TIED_EMBEDDING}
+    return {
+        pattern: style
+        for pattern, style in plan.items()
+        if (pattern, style) != _TIED_EMBEDDING and not _is_of_experts(pattern, plan)
+    }
 
 
 def check_pipeline_plan(hf_config: Any) -> None:
@@ -64,15 +73,21 @@ def check_pipeline_plan(hf_config: Any) -> None:
         raise ConfigError(f"pipeline parallelism: {problem}")
 
 
-def _is_handled(pattern: str, style: str) -> bool:
+def _is_handled(pattern: str, style: str, plan: Mapping[str, str]) -> bool:
     """Return True for a supported style of a decoder layer; the vocabulary is sharded independent of the plan."""
-    return (pattern.startswith("layers.*.") and style in TP_STYLES) or (pattern, style) == _TIED_EMBEDDING
+    is_known = style in TP_STYLES or style == EXPERTS or _is_of_experts(pattern, plan)
+    return (pattern.startswith("layers.*.") and is_known) or (pattern, style) == _TIED_EMBEDDING
+
+
+def _is_of_experts(pattern: str, plan: Mapping[str, str]) -> bool:
+    """Return True for a parameter of experts."""
+    return plan.get(pattern.rpartition(".")[0]) == EXPERTS
 
 
 def _tensor_plan_problem(hf_config: Any) -> str | None:
     model = hf_config.get_text_config()
     plan = getattr(model, _TP_PLAN, None) or {}
-    others = [f"{pattern}: {style}" for pattern, style in plan.items() if not _is_handled(pattern, style)]
+    others = [f"{pattern}: {style}" for pattern, style in plan.items() if not _is_handled(pattern, style, plan)]
     if plan and not others:
         return None
     what = f"declares unsupported styles ({', '.join(others)})" if others else "declares no tensor-parallel plan"
@@ -91,7 +106,9 @@ def _pipeline_plan_problem(hf_config: Any) -> str | None:
 def _sizes_problem(tp: int, hf_config: Any) -> str | None:
     """Return the sizes that tp does not divide: heads, MLP and vocabulary must be split evenly."""
     model = hf_config.get_text_config()
-    sizes = {name: size for name in _CUT_SIZES if isinstance(size := getattr(model, name, None), int)}
+    has_experts = EXPERTS in (getattr(model, _TP_PLAN, None) or {}).values()
+    names = (*_CUT_SIZES, *(_NUM_EXPERTS if has_experts else ()))
+    sizes = {name: size for name in names if isinstance(size := getattr(model, name, None), int)}
     broken = [f"{name} {size}" for name, size in sizes.items() if size % tp]
     if not broken:
         return None

@@ -1,10 +1,11 @@
-"""Describe every parameter of the full model by its Hugging Face name, and convert between parts and full tensors.
+"""Describe every parameter of the full model by its name, and convert between parts and full tensors.
 
 Parameters are described before the model is sharded, from transformers' tensor-parallel plan. Weight sync, checkpoints,
 optimizer state and the global gradient norm use these descriptions.
 
 A `full` tensor has the shape in the whole model, a `shard` is this rank's part under tensor parallelism, a `slice` the
-flat part of a shard that ZeRO assigns to this data-parallel rank, padded with zeros to equal lengths.
+flat part of a shard that ZeRO assigns to this data-parallel rank, padded with zeros to equal lengths. Checkpoints and
+engines may hold a full tensor as several: see `stored_views`.
 """
 
 import re
@@ -18,9 +19,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.stored_views import StoredParameter, stored_parameters
 from coati_rl.ops.gradient_sketch import Place, place_of
 from consumer.parallel.layout import Layout
-from consumer.parallel.layout_rules import tensor_parallel_plan
+from consumer.parallel.layout_rules import EXPERTS, tensor_parallel_plan
 from consumer.parallel.process_group import collective
 
 
@@ -28,12 +30,18 @@ from consumer.parallel.process_group import collective
 class ParameterInfo:
     """Describe a parameter; the same on every rank."""
 
-    name: str  # Hugging Face name
+    name: str  # of the parameter in transformers' module
     shape: tuple[int, ...]  # of the full tensor
     stage: int  # pipeline stage that holds it
     tied_name: str | None = None  # tied embedding: its name on the last pipeline stage, which holds a copy as LM head
     split_dim: int | None = None  # dimension that tensor parallelism shards; None: replicated
     is_partial: bool = False  # replicated, but each tensor-parallel rank computes only its heads' part of the gradient
+    stored: StoredParameter | None = None  # what checkpoints hold of it; None: itself, under its name
+
+    @property
+    def saved(self) -> StoredParameter:
+        """Return the tensors that checkpoints hold, and engines get, of the full tensor."""
+        return self.stored or StoredParameter(name=self.name, shape=self.shape)
 
 
 def describe_parameters(
@@ -45,9 +53,10 @@ def describe_parameters(
         model: the full model, before it is sharded.
         layout: of any rank.
         layers_per_stage: decoder layers of each pipeline stage.
-    Raises: ConfigError if the architecture's tensor-parallel plan is missing or has unsupported styles, or its
-        embedding is not a plain nn.Embedding.
+    Raises: ConfigError if the architecture's tensor-parallel plan is missing or has unsupported styles, its embedding
+        is not a plain nn.Embedding, or a tensor of its checkpoints is not a part of one parameter.
     """
+    stored = stored_parameters(model)
     base = f"{model.base_model_prefix}."
     styles = _styles(model) if layout.tp_size > 1 else {}
     stage_of_layer = [stage for stage, count in enumerate(layers_per_stage) for _ in range(count)]
@@ -63,7 +72,7 @@ def describe_parameters(
         else:
             stage = 0 if inner.startswith("embed_tokens.") else layout.num_stages - 1
         style = next((style for pattern, style in styles.items() if pattern.fullmatch(inner)), None)
-        split_dim = {"colwise": 0, "rowwise": 1 if parameter.dim() > 1 else None}.get(style or "")
+        split_dim = {"colwise": 0, EXPERTS: 0, "rowwise": 1 if parameter.dim() > 1 else None}.get(style or "")
         infos.append(
             ParameterInfo(
                 name=name,
@@ -72,6 +81,7 @@ def describe_parameters(
                 tied_name=f"{lm_head_name}.weight" if parameter is tied and stage == 0 else None,
                 split_dim=split_dim,
                 is_partial=style == "replicated_with_grad_allreduce",
+                stored=stored[name] if stored[name].views else None,
             )
         )
     return tuple(infos)

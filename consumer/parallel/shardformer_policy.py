@@ -25,7 +25,8 @@ from consumer.parallel.colossal_compat import (
     VocabParallelEmbedding1D,
     VocabParallelLMHead1D,
 )
-from consumer.parallel.layout_rules import check_pipeline_plan, tensor_parallel_plan
+from consumer.parallel.experts import ExpertsOfRank
+from consumer.parallel.layout_rules import EXPERTS, check_pipeline_plan, tensor_parallel_plan
 from consumer.parallel.pipeline_stage import stage_forward, stages_of
 
 LINEAR = {"colwise": Linear1D_Col, "rowwise": Linear1D_Row}
@@ -58,13 +59,15 @@ class DecoderPolicy(Policy):
         policy = {type(model): whole}
         if self.shard_config.enable_tensor_parallelism:
             plan, dtype = tensor_parallel_plan(model.config), model.config.dtype
+            has_experts = EXPERTS in plan.values()  # then some layers may be dense
             linear = [
                 SubModuleReplacementDescription(
                     suffix=pattern.removeprefix("layers.*."),
-                    target_module=_converted(LINEAR[style], dtype),
+                    target_module=ExpertsOfRank if style == EXPERTS else _converted(LINEAR[style], dtype),
+                    ignore_if_not_exist=has_experts,
                 )
                 for pattern, style in plan.items()
-                if style in LINEAR
+                if style in LINEAR or style == EXPERTS
             ]
             policy |= {
                 layer: ModulePolicyDescription(sub_module_replacement=linear)

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from coati_rl.config.model import ROUTED
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.training import TrainingConfig
+from coati_rl.errors import ConfigError
 from coati_rl.model_files.config import read_config
 from consumer.adapters.check import check_adapters
 from consumer.proofs.layout import check_layout_runs
@@ -21,7 +23,13 @@ def try_model(config: TrainingConfig, directory: Path, *, flag: str) -> float:
     """
     name, parallel = f"{flag} {directory}", config.parallel
     if flag == "--model":
-        check_adapters(config, read_config(directory, name))
+        hf_config = read_config(directory, name)
+        check_adapters(config, hf_config)
+        if config.balancing_coeff and hf_config.model_type not in ROUTED:
+            raise ConfigError(
+                f"--aux-loss-coeff {config.balancing_coeff:g}: {name} is a {hf_config.model_type}; its loss is that of "
+                f"the routers of {', '.join(sorted(ROUTED))}; leave it out"
+            )
     difference = packed_difference(
         directory,
         name=name,

@@ -22,6 +22,7 @@ from coati_rl.batch import MicroBatch
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.classifiers import auto_class_of, kind_of
 from coati_rl.model_files.config import read_config
+from coati_rl.model_files.stored_views import stored_parameters
 from coati_rl.preflight.tiny_model import FIRST_TOKEN, tiny_model
 from consumer.models import packed_attention
 from consumer.models.loading import attention_of, prepare
@@ -218,14 +219,28 @@ def tried_model(directory: Path, name: str, *, has_scalar_head: bool) -> PreTrai
 
 
 def _check_names(model: PreTrainedModel, what: str) -> None:
-    """Raise ConfigError if checkpoints of the architecture have other tensors than the module's parameters."""
+    """Raise ConfigError unless the tensors of the architecture's checkpoints are parts of the module's parameters.
+
+    They are compared with what transformers itself would save, bit for bit, and put together again.
+    """
     own = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    saved = revert_weight_conversion(model, own)
-    if other := next((name for name in saved if name not in own or saved[name].shape != own[name].shape), None):
-        mine = next(name for name in own if name not in saved or saved[name].shape != own[name].shape)
+    saved = revert_weight_conversion(model, dict(own))
+    try:
+        stored = stored_parameters(model)
+        found = dict(tensor for name, each in stored.items() for tensor in each.split(own[name]))
+        is_same = found.keys() == saved.keys() and all(torch.equal(found[name], saved[name]) for name in saved)
+        joined = {name: each.join(saved.__getitem__) for name, each in stored.items()}
+        is_same = is_same and all(torch.equal(joined[name], own[name]) for name in own)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from error
+    if not is_same:
+        raise ConfigError(f"{what}: tensors of its checkpoints are not parts of its parameters; it cannot be trained")
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffer = next((name for name in model.state_dict() if name not in tied), None)
+    if buffer is not None and any(each.views for each in stored.values()):  # as a router's bias, which chooses experts
         raise ConfigError(
-            f"{what}: its checkpoints hold tensors such as {other}, which transformers joins or renames to {mine}; "
-            "trainers and engines exchange weights by the names of checkpoints, so that it cannot be trained yet"
+            f"{what}: its checkpoints hold {buffer}, which is no parameter: weight syncs and checkpoints would lack "
+            "it, so that it cannot be trained yet"
         )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from coati_rl.errors import EngineError
+from coati_rl.model_files.stored_views import StoredParameter, stored_parameters
 from coati_rl.processes.freed_memory import return_freed_memory
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
@@ -66,6 +67,7 @@ class _TransformersCore:
         self._staging = StagingArea(device=self._device)
         self.identities: tuple[str, ...] = ()
         self._eos_token_ids: frozenset[int] = frozenset()
+        self._stored: dict[str, StoredParameter] = {}  # what updates hold of each parameter, by its name
         self._queue: deque[Row] = deque()
         self._batch: DecodingBatch | None = None
         self._shapes: dict[str, torch.Size] = {}  # of the parameters, while they are asleep
@@ -84,7 +86,8 @@ class _TransformersCore:
         if not self._shares_weights:
             for each in self._parameters.values():  # else a map of a file, whose alignment changes how products round
                 each.data = each.data.clone()
-        differ = self._parameters.keys() ^ self._expected.entries.keys()
+        self._stored = stored_parameters(self._model)
+        differ = {name for each in self._stored.values() for name, _ in each.entries()} ^ self._expected.entries.keys()
         if differ:
             names = ", ".join(sorted(differ)[:3])
             raise EngineError(
@@ -192,8 +195,9 @@ class _TransformersCore:
         staged = self._staging.take()
         self.identities = (self._expected.identity(staged.digest),)
         with torch.no_grad():
+            own = dict(tensor for name, each in self._stored.items() for tensor in each.split(self._parameters[name]))
             for name, tensor in staged.tensors:
-                self._parameters[name].copy_(tensor)  # a tied lm_head is the same memory
+                own[name].copy_(tensor)  # a tied lm_head is the same memory
         if self._batch is not None:
             self._batch.clear_cache()
         self.policy_version = policy_version

@@ -94,6 +94,7 @@ class StagingWorkerExtension:
         model = self.model_runner.model
         with torch.no_grad(), torch.device(self.device), set_current_vllm_config(self.vllm_config):
             # load_weights() alone fails on CPU, where the weights of linear layers are packed and the originals freed.
+            self._coati_forget_packed_experts(model)
             initialize_layerwise_reload(model)
             model.load_weights(iter(staged.tensors))
             finalize_layerwise_reload(model, self.model_config)
@@ -124,6 +125,19 @@ class StagingWorkerExtension:
 
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
+
+    def _coati_forget_packed_experts(self, model: Any) -> None:
+        """Have the reload prepare experts on CPU as the first load does: it packs them for its grouped products.
+
+        vLLM does so only for a layer that has no kernel yet. A reload would leave plain weights where the kernel reads
+        packed ones, and the log-probabilities would be off without an error.
+        """
+        if self.device.type != "cpu":
+            return
+        for module in model.modules():
+            method = getattr(module, "quant_method", None)
+            if method is not None and hasattr(method, "moe_kernel"):
+                method.moe_kernel = None
 
     def _coati_repack_tied_head(self, model: Any, updated: Sequence[str]) -> None:
         """Repack a tied lm_head on CPU: it is a packed copy of the embeddings, which a reload does not update.

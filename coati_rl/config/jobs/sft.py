@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 from coati_rl.config.data import streaming_field
 from coati_rl.config.fields import Section, experiment
 from coati_rl.config.jobs.common import learning_rate, project
+from coati_rl.config.model import aux_loss_coeff
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_data import OfflineDataConfig
 from coati_rl.config.optimizer import OptimizerConfig
@@ -30,6 +31,7 @@ class CrossEntropyConfig(Section):
         "Tokens that are trained: all turns of the assistant, the last one alone, or all tokens of the row. Of plain "
         "text all are, or those of the completion.",
     )
+    aux_loss_coeff: float = aux_loss_coeff()
 
 
 class TeacherTextConfig(Section):

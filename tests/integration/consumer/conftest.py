@@ -6,7 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV2Config,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    OlmoeConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from tests.integration.consumer.trainer_server import TrainerServers
 
@@ -35,7 +47,17 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and what the ba
 }
 # Three ranks cannot share the rows of a matrix out equally.
 UNEVEN: dict[str, tuple[int, dict[str, Any]]] = {"fsdp2_dp3": (3, {"plugin": "fsdp2"})}
-CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "mistral": MistralConfig}
+CONFIGS: dict[str, Any] = {
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2_moe": Qwen2MoeConfig,
+    "qwen3_moe": Qwen3MoeConfig,
+    "mixtral": MixtralConfig,
+    "olmoe": OlmoeConfig,
+    "deepseek_v2": DeepseekV2Config,
+}
 
 
 def save_model(directory: Path, architecture: str = "qwen3", *, tied: bool, seed: int = 0, **settings: object) -> Path:

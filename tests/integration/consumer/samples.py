@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -160,8 +161,9 @@ def _replace(sample: Sample, **logprobs: np.ndarray) -> Sample:
 
 @functools.cache
 def plain_model(directory: Path) -> PreTrainedModel:
-    """For all who do not change it."""
-    return AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
+    """For all who do not change it; experts are computed one after the other."""
+    eager: dict[str, Any] = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(directory, **eager).eval()
 
 
 def sample_log_softmax(model: PreTrainedModel, sample: Sample) -> torch.Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from coati_rl.model_files.stored_views import stored_parameters
 from coati_rl.transport.manifest import WeightManifest, build_manifest
 from coati_rl.transport.wire import WeightSender
 from coati_rl.types import Completion, GenerationRequest, GenerationResult, SamplingParams
@@ -110,7 +111,9 @@ class Harness:
     # ---- the trainer's end ----
 
     def weights(self, checkpoint: int) -> list[tuple[str, torch.Tensor]]:
-        return [(name, parameter.data) for name, parameter in self.models[checkpoint].named_parameters()]
+        """By the names of the checkpoint, which has several tensors where transformers joins experts."""
+        model, saved = self.models[checkpoint], stored_parameters(self.models[checkpoint])
+        return [each for name, parameter in model.named_parameters() for each in saved[name].split(parameter.data)]
 
     def next_version(self) -> int:
         return self.engine.version() + 1

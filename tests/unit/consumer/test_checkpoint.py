@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from coati_rl.checkpoint.directory import MANIFEST_FILE, read_state
 from coati_rl.checkpoint.tokenizer_files import read_tokenizer_files
 from coati_rl.errors import ConfigError, RunError
+from coati_rl.model_files.stored_views import StoredParameter
 from consumer import checkpoint
 from consumer.backend import Backend
 from consumer.checkpoint import CheckpointReader, CheckpointWriter
@@ -156,7 +157,7 @@ def test_files_are_of_bounded_size_and_their_index_finds_every_tensor(
     assert set(index["weight_map"].values()) == {f"model-{i + 1:05d}-of-{total:05d}.safetensors" for i in range(total)}
     assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(directory)), logits_of(model))
     reader = CheckpointReader(directory)
-    assert all(torch.equal(reader.get("exp_avg", n), model.get_parameter(n) / 2) for n in infos)
+    assert all(torch.equal(reader.get("exp_avg", each.saved), model.get_parameter(n) / 2) for n, each in infos.items())
     assert read_state(directory) == {"step": 3}
 
 
@@ -172,10 +173,11 @@ def test_a_reader_gives_what_was_written_and_the_weight_where_there_is_no_master
 ) -> None:
     save(tmp_path / "step-3", tokenizer_dir, model)
     reader, name = CheckpointReader(tmp_path / "step-3"), "model.layers.1.mlp.down_proj.weight"
-    assert reader.get("step", name).item() == 3.0
-    assert torch.equal(reader.get("exp_avg", name), model.get_parameter(name) / 2)
-    assert torch.equal(reader.get("master", name), model.get_parameter(name))
-    assert reader.get("exp_avg_sq", name) is None
+    parameter = StoredParameter(name=name, shape=tuple(model.get_parameter(name).shape))
+    assert reader.get("step", parameter).item() == 3.0
+    assert torch.equal(reader.get("exp_avg", parameter), model.get_parameter(name) / 2)
+    assert torch.equal(reader.get("master", parameter), model.get_parameter(name))
+    assert reader.get("exp_avg_sq", parameter) is None
 
 
 def test_a_reader_refuses_what_it_cannot_resume_from(
@@ -185,7 +187,7 @@ def test_a_reader_refuses_what_it_cannot_resume_from(
     assert CheckpointReader(tmp_path / "plain").kinds == frozenset()  # of which the optimizer it is for is the judge
     save(tmp_path / "step-3", tokenizer_dir, model)
     with pytest.raises(ConfigError, match=r"belongs to another model: it has no lm_head\.weight"):
-        CheckpointReader(tmp_path / "step-3").get("exp_avg", "lm_head.weight")
+        CheckpointReader(tmp_path / "step-3").get("exp_avg", StoredParameter(name="lm_head.weight", shape=(1, 1)))
     assert CheckpointReader(tmp_path / "step-3").kinds == {"step", "exp_avg"}
     (tmp_path / "step-3" / "optimizer.safetensors").write_bytes(b"not tensors at all")
     with pytest.raises(ConfigError, match="step-3 is not a checkpoint to resume from"):

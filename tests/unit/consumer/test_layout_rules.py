@@ -7,6 +7,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    OlmoeConfig,
     Phi3Config,
     PhiConfig,
     PreTrainedConfig,
@@ -17,7 +18,14 @@ from transformers import (
 
 from coati_rl.config.cli import parse
 from coati_rl.errors import ConfigError
-from consumer.parallel.layout_rules import TESTED, TP_STYLES, check_layout, check_pipeline_plan, tensor_parallel_plan
+from consumer.parallel.layout_rules import (
+    EXPERTS,
+    TESTED,
+    TP_STYLES,
+    check_layout,
+    check_pipeline_plan,
+    tensor_parallel_plan,
+)
 
 SIZES = {
     "num_hidden_layers": 3,
@@ -67,6 +75,17 @@ def test_a_tp_that_does_not_divide_the_model_is_refused_with_those_that_do(chang
         check_flags(f"-tp {size}", model)
 
 
+@pytest.mark.parametrize("model", [MixtralConfig, Qwen3MoeConfig])
+def test_experts_are_shared_out_whole_if_the_ranks_divide_their_number(model):
+    plan = tensor_parallel_plan(model())
+    assert plan["layers.*.mlp.experts"] == EXPERTS
+    assert not any(pattern.startswith("layers.*.mlp.experts.") for pattern in plan)
+    assert check_flags("-tp 2", model(num_local_experts=6)) is None
+    assert "-tp 4: must divide num_local_experts 6" in refusal("-tp 4", model(num_local_experts=6)).replace(
+        "num_experts 6 and ", ""
+    )
+
+
 def test_a_tied_embedding_changes_nothing():
     tied, free = (Qwen3Config(**SIZES, tie_word_embeddings=is_tied) for is_tied in (True, False))
     assert check_flags("-tp 2", tied) is None
@@ -84,8 +103,7 @@ def test_more_pipeline_stages_than_layers_are_refused():
     ("model", "named"),
     [
         (Phi3Config, "phi3 declares unsupported styles (layers.*.self_attn.qkv_proj: colwise_gather_output, "),
-        (MixtralConfig, "layers.*.mlp.experts: moe_tp_experts"),
-        (Qwen3MoeConfig, "layers.*.mlp.experts.gate_up_proj: packed_colwise"),
+        (OlmoeConfig, "layers.*.self_attn.q_proj: colwise_gather_output"),
         (GPT2Config, "the architecture gpt2 declares no tensor-parallel plan"),
     ],
 )

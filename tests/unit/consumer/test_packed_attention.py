@@ -11,11 +11,19 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from consumer.models.packed_attention import MODEL_TYPES, NAME, RowParents, packed_attention, row_lengths, row_parents
@@ -39,8 +47,15 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "qwen2, sliding": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, **SLIDING)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
+    "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **ROUTED)),
+    "qwen2_moe": lambda: Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(**SIZES, **ROUTED, **SLIDING, shared_expert_intermediate_size=16, max_window_layers=0)
+    ),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, sliding_window=4)),
+    "olmoe": lambda: OlmoeForCausalLM(OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2)),
     "qwen3, sliding": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, **SLIDING)),
 }
+ROUTED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LENGTHS = ((5, 1, 9), (7, 3, 5))  # three samples in the first row; two and padding in the second
 
 

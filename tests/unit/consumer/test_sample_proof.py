@@ -49,6 +49,22 @@ RENAMED = {
     "mixtral": {"num_local_experts": 4},
     "gpt_neox": {},
 }
+LATENT = {
+    "num_attention_heads": 4,
+    "head_dim": 8,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+RENAMED["deepseek_v2"] = LATENT
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
 LONG = {
     "rope_type": "longrope",
@@ -112,9 +128,25 @@ def test_fixed_frequencies_hold_at_every_length(difference, rope):
 
 
 @pytest.mark.parametrize("model_type", RENAMED)
-def test_weights_with_other_names_in_checkpoints_are_refused(difference, model_type):
-    with pytest.raises(ConfigError, match=rf"--model m \({model_type}\): its checkpoints hold tensors such as "):
-        difference(model_type, **RENAMED[model_type])
+def test_weights_that_are_joined_or_renamed_as_they_are_loaded_are_taken(difference, model_type):
+    assert difference(model_type, **RENAMED[model_type]) == 0.0
+
+
+def test_numbers_in_checkpoints_that_are_no_parameters_are_refused(difference):
+    named = r"model\.layers\.\d\.mlp\.gate\.e_score_correction_bias"
+    with pytest.raises(ConfigError, match=rf"--model m \(deepseek_v3\): its checkpoints hold {named}, "):
+        difference("deepseek_v3", **{**LATENT, "n_group": 1, "topk_group": 1})
+
+
+def test_tensors_that_are_computed_from_parameters_are_refused(difference, monkeypatch):
+    """As where rotary halves are permuted: then a tensor of the checkpoint is no part of a parameter."""
+
+    def reverted(model, own):
+        return {name: own[name][::2].repeat(2, 1) if "q_proj" in name else own[name] for name in own}
+
+    monkeypatch.setattr("transformers.core_model_loading.revert_weight_conversion", reverted)
+    with pytest.raises(ConfigError, match=r"computes model\.layers\.0\.self_attn\.q_proj\.weight from other tensors"):
+        difference("qwen3", intermediate_size=40)  # a config that no other test has tried
 
 
 def test_an_architecture_without_this_attention_is_refused(difference):

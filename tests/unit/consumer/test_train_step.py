@@ -49,6 +49,9 @@ class ScriptedBackend:
         self.trained.append(mini_batch)
         return {name: torch.tensor(2.0, dtype=torch.float64) for name in REPORTED} if self.has_head else {}
 
+    def router_metrics(self) -> dict[str, float | None]:
+        return {}
+
     def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
         return {name: float(value) for name, value in sums.items()} if self.has_head else {}
 

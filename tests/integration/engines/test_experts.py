@@ -1,0 +1,88 @@
+"""Test that engines of mixtures of experts have transformers' log-probabilities before and after weight syncs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.integration.engines.conftest import VOCAB_SIZE, make_tokenizer
+from tests.integration.engines.engine_process import hosted_engine
+from tests.integration.engines.harness import MAX_MODEL_LEN, Harness
+
+PROMPT = tuple(range(40, 60))
+ROUTED = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {**ROUTED, "norm_topk_prob": True},
+    # vLLM's grouped products on a CPU pad experts to a multiple of 32.
+    "qwen3_moe, odd": {**ROUTED, "moe_intermediate_size": 40, "norm_topk_prob": True, "mlp_only_layers": [0]},
+    "qwen2_moe": {**ROUTED, "shared_expert_intermediate_size": 96},
+    "mixtral": {"num_local_experts": 6, "intermediate_size": 64},
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 64},
+    "deepseek_v2": {
+        "num_key_value_heads": 4,
+        "n_routed_experts": 6,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 32,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "head_dim": 16,
+    },
+}
+ENGINES = [
+    ("transformers", "qwen3_moe"),
+    *(pytest.param(("transformers", model), marks=pytest.mark.full) for model in MODELS if model != "qwen3_moe"),
+    # vLLM's attention on a CPU is not that of DeepSeek.
+    *(pytest.param(("vllm", model), marks=pytest.mark.full) for model in MODELS if model != "deepseek_v2"),
+]
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+
+
+def save(directory: Path, model: str, seed: int) -> Path:
+    sizes = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 128,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": 1,
+        "initializer_range": 0.15,
+    }
+    config = AutoConfig.for_model(model.partition(",")[0], **{**sizes, **MODELS[model]})
+    torch.manual_seed(seed)
+    AutoModelForCausalLM.from_config(config).float().save_pretrained(directory)
+    make_tokenizer().save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(params=ENGINES, ids="-".join)
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
+    backend, model = request.param
+    checkpoints = [save(tmp_path / str(seed), model, seed) for seed in (0, 1)]
+    with hosted_engine(backend, model=str(checkpoints[0]), max_model_len=MAX_MODEL_LEN, max_num_seqs=8) as engine:
+        harness = Harness(engine, checkpoints)
+        yield harness
+        harness.sender.close()
+
+
+def test_experts_are_those_of_the_last_sync(harness: Harness) -> None:
+    assert harness.probe_gap(PROMPT) < 1e-4
+    for checkpoint in (1, 0, 1):
+        harness.sync(checkpoint)
+        assert harness.probe_gap(PROMPT) < 1e-4
+    for sample in harness.complete(PROMPT, num_samples=4, temperature=0.7, seed=3):
+        assert harness.logprob_gap(PROMPT, sample, temperature=0.7) < 1e-4

@@ -51,7 +51,9 @@ def make_backend(config: BackendConfig, *, device: torch.device, timeout_s: floa
     if config.plugin == "fsdp2":
         from consumer.parallel.fsdp import FullyShardedParallelism
 
-        parallelism = FullyShardedParallelism(precision=config.precision, device=device)
+        parallelism = FullyShardedParallelism(
+            precision=config.precision, device=device, timeout_s=timeout_s, cp_size=config.cp_size
+        )
     else:
         from consumer.parallel.hybrid import HybridParallelism  # imports ColossalAI, which takes seconds
 
@@ -62,6 +64,7 @@ def make_backend(config: BackendConfig, *, device: torch.device, timeout_s: floa
             precision=config.precision,
             device=device,
             timeout_s=timeout_s,
+            cp_size=config.cp_size,
         )
     return Backend(config, parallelism)
 
@@ -108,11 +111,9 @@ class Backend:
             return remote.score(micro_batches, output)
         model = self._views.get(role) or self._model(role)
         with collective("score a mini-batch"):
-            count = self.parallelism.num_micro_batches(len(micro_batches))
-            inputs = [
-                make_input(micro_batch, device=self.device, output=output)
-                for micro_batch in _padded(micro_batches, count)
-            ]
+            padded = _padded(micro_batches, self.parallelism.num_micro_batches(len(micro_batches)))
+            context = self.layout.context
+            inputs = [make_input(each, device=self.device, output=output, context=context) for each in padded]
             return model.score(inputs)[: len(micro_batches)]
 
     def score_elsewhere(self, roles: Collection[str], scorers: Scorers) -> None:
@@ -158,6 +159,7 @@ class Backend:
                     trainer_version=mini_batch.step,
                     loss_fn=loss_fn,
                     teacher_head=teacher_head,
+                    context=self.layout.context,
                 )
                 for micro_batch in micro_batches
             ]

@@ -48,6 +48,7 @@ CONTEXT: dict[str, tuple[int, dict[str, Any]]] = {
 }
 # Three ranks cannot share the rows of a matrix out equally.
 UNEVEN: dict[str, tuple[int, dict[str, Any]]] = {"fsdp2_dp3": (3, {"plugin": "fsdp2"})}
+EVERY_LAYOUT = LAYOUTS | UNEVEN | CONTEXT
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "mistral": MistralConfig}
 
 

@@ -20,7 +20,7 @@ from consumer.optim.learning_rate import LearningRate
 from consumer.parallel import gradient_reduction
 from consumer.parallel.parameters import ParameterInfo
 from consumer.train_step import TrainStep
-from tests.integration.consumer.conftest import CONTEXT, LAYOUTS, LEARNING_RATE, NUM_STEPS, VOCAB_SIZE, reference_of
+from tests.integration.consumer.conftest import EVERY_LAYOUT, LEARNING_RATE, NUM_STEPS, VOCAB_SIZE, reference_of
 from tests.integration.consumer.gradient_matrix import CASES, Run, Trial
 from tests.integration.consumer.losses import Cut, LossCase
 from tests.integration.consumer.preference_losses import UnitCase
@@ -200,7 +200,7 @@ def take_trials(
 
 def make_trained(model_dir: Path, run: Run) -> Backend:
     backend = make_trainer(
-        model_dir, reference_dir=reference_of(model_dir), precision=run.precision, **(LAYOUTS | CONTEXT)[run.layout][1]
+        model_dir, reference_dir=reference_of(model_dir), precision=run.precision, **EVERY_LAYOUT[run.layout][1]
     )
     if backend.layout.zero_stage in (1, 2):
         backend.policy._sharded._boosted._reduce_bucket_size = (

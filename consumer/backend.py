@@ -8,6 +8,7 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ class Backend:
         self.device = parallelism.device
         self.precision = config.precision
         self.layout = parallelism.layout
+        self._input = partial(make_input, device=self.device, context=self.layout.context)
         self._settings_dir = config.tokenizer_dir or config.models["policy"].directory
         # Read once: the directory may change, or go, while the run goes on.
         self._tokenizer_files = dict[str, bytes]()
@@ -112,8 +114,7 @@ class Backend:
         model = self._views.get(role) or self._model(role)
         with collective("score a mini-batch"):
             padded = _padded(micro_batches, self.parallelism.num_micro_batches(len(micro_batches)))
-            context = self.layout.context
-            inputs = [make_input(each, device=self.device, output=output, context=context) for each in padded]
+            inputs = [self._input(each, output=output) for each in padded]
             return model.score(inputs)[: len(micro_batches)]
 
     def score_elsewhere(self, roles: Collection[str], scorers: Scorers) -> None:
@@ -152,17 +153,8 @@ class Backend:
         used = (self._remote.get("teacher") or self._model("teacher")).head_weights() if has_teacher else nullcontext()
         with collective("compute gradients"), used as teacher_head:
             micro_batches = _padded(mini_batch.micro_batches, self.parallelism.num_micro_batches(wanted))
-            inputs = [
-                make_input(
-                    micro_batch,
-                    device=self.device,
-                    trainer_version=mini_batch.step,
-                    loss_fn=loss_fn,
-                    teacher_head=teacher_head,
-                    context=self.layout.context,
-                )
-                for micro_batch in micro_batches
-            ]
+            settings = {"trainer_version": mini_batch.step, "loss_fn": loss_fn, "teacher_head": teacher_head}
+            inputs = [self._input(each, **settings) for each in micro_batches]
             return self._model(role).accumulate(inputs)
 
     def reduce_gradients(self, role: Role = "policy") -> None:

@@ -153,7 +153,11 @@ class Backend:
         used = (self._remote.get("teacher") or self._model("teacher")).head_weights() if has_teacher else nullcontext()
         with collective("compute gradients"), used as teacher_head:
             micro_batches = _padded(mini_batch.micro_batches, self.parallelism.num_micro_batches(wanted))
-            settings = {"trainer_version": mini_batch.step, "loss_fn": loss_fn, "teacher_head": teacher_head}
+            settings: dict[str, Any] = {
+                "trainer_version": mini_batch.step,
+                "loss_fn": loss_fn,
+                "teacher_head": teacher_head,
+            }
             inputs = [self._input(each, **settings) for each in micro_batches]
             return self._model(role).accumulate(inputs)
 

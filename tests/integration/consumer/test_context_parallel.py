@@ -35,9 +35,9 @@ FIRST, WINDOW = "qwen3-tied", "mistral"
 
 
 def fast_trials() -> list[Trial]:
-    """The clip with a penalty and a reference in each way of cutting, whole samples, entropies, pairs."""
+    """The clip with a penalty and a reference in each way of cutting, whole samples, skipped samples, pairs."""
     clips = [Trial(WINDOW, next(iter(LOSSES)), cut) for cut in ALL_CUTS if cut.size == 4]
-    others = [Trial(FIRST, loss, Cut(2, True, "uneven", shared=True)) for loss in ("sequence", "entropy", "skip")]
+    others = [Trial(FIRST, loss, Cut(2, True, "uneven", shared=True)) for loss in ("sequence", "skip")]
     return [*clips, *others, Trial(FIRST, "dpo", CASES["dpo"].cuts[0])]
 
 

@@ -8,6 +8,7 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ class Backend:
         self.device = parallelism.device
         self.precision = config.precision
         self.layout = parallelism.layout
+        self._input = partial(make_input, device=self.device, context=self.layout.context)
         self._settings_dir = config.tokenizer_dir or config.models["policy"].directory
         # Read once: the directory may change, or go, while the run goes on.
         self._tokenizer_files = dict[str, bytes]()
@@ -94,7 +96,7 @@ class Backend:
         model = self._views.get(role) or self._model(role)
         with collective("score a mini-batch"):
             count = self.parallelism.num_micro_batches(len(micro_batches))
-            inputs = [make_input(each, device=self.device, output=output) for each in padded(micro_batches, count)]
+            inputs = [self._input(each, output=output) for each in padded(micro_batches, count)]
             return model.score(inputs)[: len(micro_batches)]
 
     def score_elsewhere(self, roles: Collection[str], scorers: Scorers) -> None:
@@ -133,9 +135,8 @@ class Backend:
         used = (self._remote.get("teacher") or self._model("teacher")).head_weights() if has_teacher else nullcontext()
         with collective("compute gradients"), used as teacher_head:
             inputs = [
-                make_input(
+                self._input(
                     micro_batch,
-                    device=self.device,
                     trainer_version=mini_batch.step,
                     loss_fn=loss_fn,
                     teacher_head=teacher_head,

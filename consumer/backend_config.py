@@ -58,6 +58,7 @@ class BackendConfig:
     plugin: PluginName = "hybrid"
     tp_size: int = 1
     pp_size: int = 1
+    cp_size: int = 1
     zero_stage: int = 0
     precision: "Precision" = "fp32"  # bf16 keeps float32 master weights
     wire_dtype: torch.dtype = torch.float32  # dtype of exported weights: the inference engines' dtype

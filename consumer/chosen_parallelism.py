@@ -20,7 +20,9 @@ def make_parallelism(config: BackendConfig, *, device: torch.device, timeout_s: 
     if config.plugin == "fsdp2":
         from consumer.parallel.fsdp import FullyShardedParallelism
 
-        return FullyShardedParallelism(precision=config.precision, device=device)
+        return FullyShardedParallelism(
+            precision=config.precision, device=device, timeout_s=timeout_s, cp_size=config.cp_size
+        )
     from consumer.parallel.hybrid import HybridParallelism  # imports ColossalAI, which takes seconds
 
     return HybridParallelism(
@@ -30,6 +32,7 @@ def make_parallelism(config: BackendConfig, *, device: torch.device, timeout_s: 
         precision=config.precision,
         device=device,
         timeout_s=timeout_s,
+        cp_size=config.cp_size,
     )
 
 

@@ -128,8 +128,8 @@ class MismatchMeter:
 
 
 def make_mismatch_meter(backend: "Backend", config: Config, timeline: Timeline = NO_TIMELINE) -> MismatchMeter:
-    """Make this rank's meter; only data-parallel rank 0 keeps weights and measures, to save host memory."""
-    is_first = backend.layout.is_first_copy
+    """Make this rank's meter; only the first data-parallel rank keeps weights and measures, to save host memory."""
+    is_first = backend.layout.has_first_samples
     history = WeightHistory(backend.live_weights(), max_versions=config.num_kept_versions if is_first else 0)
     num_tokens = config.sync.logprob_gap_tokens
     is_judged = backend.precision == "bf16" and config.sync.judges_rounding and not config.recomputes_old_logprobs

@@ -61,7 +61,7 @@ class RemoteModel:
         yield self._head
 
     def _ask(self, micro_batches: Sequence[MicroBatch], output: Output) -> list[np.ndarray]:
-        count, first = self._scorers.count, self._layout.dp_rank
+        count, first = self._scorers.count, self._layout.data_rank
         shares = [range(number, len(micro_batches), count) for number in range(min(count, len(micro_batches)))]
         requests = [
             ((first + number) % count, [micro_batches[index] for index in share]) for number, share in enumerate(shares)
@@ -73,11 +73,11 @@ class RemoteModel:
         return [found[index] for index in range(len(micro_batches))]
 
     def _passed_on(self, ask: Any) -> Any:
-        group = self._layout.tp_group
-        if group is None:
-            return ask()
-        box = [ask() if self._layout.tp_rank == 0 else None]
-        dist.broadcast_object_list(box, group=group, group_src=0, device=self._device)
+        layout = self._layout
+        box = [ask() if layout.tp_rank == layout.cp_rank == 0 else None]
+        for group in (layout.cp_group, layout.tp_group):  # the first of each has it by then
+            if group is not None:
+                dist.broadcast_object_list(box, group=group, group_src=0, device=self._device)
         return box[0]
 
     def _rows(self, full: np.ndarray) -> Tensor:

@@ -48,10 +48,13 @@ def with_offline_defaults(config: Job, device: Device) -> Job:
 
 def _sizes(config: OfflineConfig) -> Iterator[str]:
     parallel = config.parallel
-    split = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    split = parallel.ranks_per_group
     if parallel.num_trainers % split:
         nearest = max(1, parallel.num_trainers // split) * split
-        yield f"T % (tp * pp) must be 0: -t {parallel.num_trainers} is no multiple of {split}; use -t {nearest}"
+        yield (
+            f"T % ({parallel.group_formula}) must be 0: -t {parallel.num_trainers} is no multiple of {split}; "
+            f"use -t {nearest}"
+        )
 
 
 def _budget(config: OfflineConfig) -> Iterator[str]:

@@ -24,6 +24,7 @@ class TrainingPlan:
     plugin: PluginName
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    context_parallel_size: int
     zero_stage: int
     num_steps: int | None
     memory: tuple[str, ...] = ()  # its forecast, one line a kind of process; empty without the model
@@ -37,7 +38,7 @@ class TrainingPlan:
         ]
 
     def _inside_a_group(self) -> str:
-        parts = {"tp": self.tensor_parallel_size, "pp": self.pipeline_parallel_size}
+        parts = {"cp": self.context_parallel_size, "tp": self.tensor_parallel_size, "pp": self.pipeline_parallel_size}
         named = [f"{name} {size}" for name, size in parts.items() if size > 1]
         named += [f"ZeRO stage {self.zero_stage}"] if self.zero_stage else []
         named += ["FSDP2"] if self.plugin == "fsdp2" else []
@@ -55,6 +56,7 @@ def layout_sizes(config: TrainingConfig, device: Device) -> dict[str, Any]:
         "plugin": parallel.plugin,
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
+        "context_parallel_size": parallel.context_parallel_size,
         "zero_stage": parallel.zero_stage,
     }
 

@@ -3,7 +3,7 @@
 Each refusal names the rule and the numbers; sizes that do not fit end in the nearest flags that do, which pass all
 rules together. P producers, T trainers, ibs/imbs prompts per
 rollout step and in flight, tbs/tMbs prompts per optimizer step and mini-batch and dp group, tmbs samples per
-micro-batch, g samples per prompt, dp = T / (tp * pp).
+micro-batch, g samples per prompt, dp = T / (tp * pp * cp).
 """
 
 import math
@@ -103,9 +103,9 @@ def _broken_sizes(config: Config) -> Iterator[str]:
         )
     yield from _divides(config, "inference_batch_size", "inference_microbatch_size")
     yield from _divides(config, "train_batch_size", "train_minibatch_size")
-    split = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    split = parallel.ranks_per_group
     if parallel.num_trainers % split:
-        yield f"T % (tp * pp) must be 0: -t {parallel.num_trainers} is no multiple of {split}"
+        yield f"T % ({parallel.group_formula}) must be 0: -t {parallel.num_trainers} is no multiple of {split}"
     elif config.prompts_per_rollout % config.prompts_per_step:
         yield (
             f"(P * ibs) % (tbs * dp) must be 0: {parallel.num_inferencer} * {parallel.inference_batch_size} = "
@@ -138,7 +138,7 @@ def _repaired(config: Config, by: str) -> dict[str, int] | None:
     parallel = config.parallel
     flat = config.flat()
     sizes = {name: int(flat[name]) for name in _FLAGS}
-    split = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    split = parallel.ranks_per_group
     sizes["num_trainers"] = _nearest_multiple(split, sizes["num_trainers"])
     dp, producers = sizes["num_trainers"] // split, parallel.num_inferencer
     if producers * sizes["inference_batch_size"] % (sizes["train_batch_size"] * dp):

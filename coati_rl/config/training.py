@@ -62,6 +62,13 @@ class TrainersConfig(Section):
     )
     tensor_parallel_size: int = execution(1, "Trainer tensor parallelism.", short="-tp", ge=1)
     pipeline_parallel_size: int = execution(1, "Trainer pipeline parallelism.", short="-pp", ge=1)
+    context_parallel_size: int = execution(
+        1,
+        "Trainers that share each row: its tokens are cut over so many, which gather each other's keys and values in "
+        "every layer. Of Llama, Mistral, Qwen2 and Qwen3. --max-tokens-per-microbatch counts the tokens of them all.",
+        spelling="--context-parallel",
+        ge=1,
+    )
     zero_stage: int = execution(
         0,
         "Trainer ZeRO stage: 1 shards optimizer states over dp, 2 gradients too; what stage 3 does is --plugin fsdp2.",
@@ -82,6 +89,16 @@ class TrainersConfig(Section):
         "lie on the trainers.",
         ge=0,
     )
+
+    @property
+    def ranks_per_group(self) -> int:
+        """Trainers that compute the same samples together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
+
+    @property
+    def group_formula(self) -> str:
+        """`ranks_per_group` in the letters of messages."""
+        return "tp * pp * cp" if self.context_parallel_size > 1 else "tp * pp"
 
     @field_validator("offload", mode="before")
     @classmethod
@@ -182,8 +199,13 @@ class TrainingConfig(JobConfig):
 
     @property
     def dp(self) -> int:
-        """Data-parallel trainer groups."""
-        return self.parallel.num_trainers // (self.parallel.tensor_parallel_size * self.parallel.pipeline_parallel_size)
+        """Data-parallel trainer groups, each with samples of its own."""
+        return self.parallel.num_trainers // self.parallel.ranks_per_group
+
+    @property
+    def num_copies(self) -> int:
+        """Copies of the weights: one for each context-parallel rank of each data-parallel group."""
+        return self.dp * self.parallel.context_parallel_size
 
     @property
     def max_steps(self) -> int | None:

@@ -38,7 +38,7 @@ class DatasetRunSettings:
 
     job: str  # named in checkpoints, so that no other job resumes from them
     num_trainers: int
-    trainers_per_dp_rank: int  # tp * pp
+    trainers_per_dp_rank: int  # tp * pp * cp
     save_interval: int | None  # optimizer steps; None: only at the end
     eval_interval: int | None  # optimizer steps; None: before the first step and after the last one
     evaluation_dir: Path

@@ -26,7 +26,7 @@ class CoordinatorSettings:
     sync: SyncConfig
     sync_period: int  # optimizer steps
     num_trainers: int
-    trainers_per_dp_rank: int  # tp * pp
+    trainers_per_dp_rank: int  # tp * pp * cp
     max_steps: int | None
     eval_interval: int | None  # optimizer steps; None is off
     save_interval: int | None

@@ -28,7 +28,7 @@ class DatasetSettings:
     """Hold the sizes of a step and the length of the run."""
 
     dp: int
-    trainers_per_dp_rank: int  # tp * pp
+    trainers_per_dp_rank: int  # tp * pp * cp
     batch_size: int  # samples per optimizer step, over all dp ranks
     micro_batch_size: int  # samples per micro-batch
     num_epochs: int = 1

@@ -40,13 +40,13 @@ def layouts(config: TrainingConfig, *, is_bf16: bool) -> Iterator[Change]:
         is_bf16: whether trainers compute in bfloat16 anyway, as ZeRO has them do. Without it layouts have none; nor
             with an optimizer of the user's own, whose parameters ZeRO would flatten.
     """
-    trainers = config.parallel.num_trainers
+    trainers, cp = config.parallel.num_trainers, config.parallel.context_parallel_size
     zero = 1 if is_bf16 and not is_plugin(config.optimizer.optimizer) else 0
     found = [{**PLAIN, "zero_stage": zero if trainers > 1 else 0}]
     if trainers > 1:
         found.append({**PLAIN, "plugin": "fsdp2"})
     for tp, pp in _SPLITS:
-        if trainers % (tp * pp) == 0:
+        if trainers % (tp * pp * cp) == 0:
             is_sharded = trainers > tp * pp
             sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "zero_stage": zero if is_sharded else 0}
             found.append({**PLAIN, **sizes})

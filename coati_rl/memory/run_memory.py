@@ -10,6 +10,7 @@ from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
 from coati_rl.memory.activations import MicroBatchSize, head_bytes, item_bytes, layer_bytes
 from coati_rl.memory.adapters import AdapterShape, adapter_shape, shares_base
+from coati_rl.memory.context import context_share, gathered_key_bytes
 from coati_rl.memory.distillation import teacher_loss_bytes
 from coati_rl.memory.forecast import Forecast, ProcessMemory
 from coati_rl.memory.model_shape import ModelShape, model_shape
@@ -118,11 +119,12 @@ def trainer_memory(
             is gathered whole, once in parts and once joined; where all is on the GPU its bytes are digested through two
             pinned buffers. With ipc engines read them from segments on the trainer's GPU. None: nothing is sent.
     """
-    tp = config.parallel.tensor_parallel_size
+    tp, cp = config.parallel.tensor_parallel_size, config.parallel.context_parallel_size
     layout = _trainer_layout(config, machine.device, has_several_micro_batches=has_several_micro_batches)
     shape = model_shape(models.policy, tensor_parallel_size=tp, has_scalar_head=models.has_scalar_head)
     adapters = _adapters_of(config, models.policy, layout)
-    layout = replace(layout, adapters=adapters)
+    layout = replace(layout, adapters=adapters, gathered_keys=gathered_key_bytes(shape, size, cp))
+    size = context_share(size, cp)
     held, away = _frozen_bytes(config, models, layout)
     parts = trainer_parts(shape, size, layout, scoring_bytes=max(away, default=0))
     parts["frozen models"] = parts.get("frozen models", 0) + sum(held) + models.adapter_copies * parts["parameters"]
@@ -164,7 +166,7 @@ def _shared_base(adapters: AdapterShape | None, shape: ModelShape, precision: st
 
 def _frozen_bytes(config: TrainingConfig, models: RunModels, layout: TrainerLayout) -> tuple[list[int], list[int]]:
     """Return the weights of each frozen model on a rank: of those that stay on its device, and of those that do not."""
-    shards = config.dp if layout.is_fully_sharded else layout.pp
+    shards = config.num_copies if layout.is_fully_sharded else layout.pp
     held, away = list[int](), list[int]()
     for role, hf_config in models.frozen.items():
         if role not in remote_models(config):
@@ -227,9 +229,9 @@ def _trainer_layout(config: TrainingConfig, device: Device, *, has_several_micro
         precision=resolve_precision(config, device),
         device=device,
         plugin=parallel.plugin,
-        dp=config.dp,
+        dp=config.num_copies,
         pp=parallel.pipeline_parallel_size,
-        zero_stage=parallel.zero_stage if config.dp > 1 else 0,
+        zero_stage=parallel.zero_stage if config.num_copies > 1 else 0,
         gradient_checkpointing=parallel.gradient_checkpointing,
         has_several_micro_batches=has_several_micro_batches,
         adam_moments=0 if is_plugin(config.optimizer.optimizer) else ADAM_MOMENTS,
@@ -245,8 +247,7 @@ def reward_model_memory(config: Config, machine: Machine, hf_configs: Mapping[st
         machine: the devices.
         hf_configs: of the models that are known, by directory.
     """
-    e = item_bytes(resolve_precision(config, machine.device))
-    processes = []
+    e, processes = item_bytes(resolve_precision(config, machine.device)), list[ProcessMemory]()
     for directory, hf_config in hf_configs.items():
         weights: Parts = {"parameters": model_shape(hf_config, has_scalar_head=True).num_weights * e}
         on_host = machine.device == "cuda" and not config.reward_models.num_gpus

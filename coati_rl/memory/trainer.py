@@ -39,13 +39,14 @@ class TrainerLayout:
     precision: str  # fp32 or bf16
     device: Device = "cpu"
     plugin: str = "hybrid"
-    dp: int = 1
+    dp: int = 1  # copies of the weights, those of context-parallel ranks among them
     pp: int = 1
     zero_stage: int = 0  # 0 with one data-parallel rank
     gradient_checkpointing: bool = False
     has_several_micro_batches: bool = True  # in a step, so that gradients are held while activations are
     adam_moments: int = ADAM_MOMENTS  # of the optimizer's states; 0: unknown
     adapters: AdapterShape | None = None  # trained in place of the weights
+    gathered_keys: int = 0  # bytes of keys and values that context-parallel ranks gather at a time
     offloads_optimizer: bool = False  # masters and moments are on the device in the optimizer's step alone
 
     @property
@@ -137,6 +138,7 @@ def _replicated_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLa
     on_first = kept * (layout.pp if layout.has_several_micro_batches else 1)
     head = head_gradient + head_bytes(shape, size, layout.precision, layout.device, is_trained=adapters is None)
     backward = (head_gradient if shape.is_tied else 0) + backward_bytes(shape, size, layout.precision)
+    backward += layout.gathered_keys
     if adapters is not None:
         backward += adapters.largest_quantized * e
     embedding_gradient = 0 if adapters is not None else shape.embedding_weights * e
@@ -221,7 +223,7 @@ def _sharded_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayou
             **held,
             "gradients": before,
             "activations": kept,
-            "backward": head_gradient + backward_bytes(shape, size, layout.precision),
+            "backward": head_gradient + backward_bytes(shape, size, layout.precision) + layout.gathered_keys,
             "gathered": gathered_root + 3 * gathered_layer,
         },
         {

@@ -52,7 +52,7 @@ class Request:
     """Describe the actors to be placed."""
 
     num_trainers: int
-    group_size: int  # trainers that should share a node: tp * pp
+    group_size: int  # trainers that should share a node: tp * pp * cp
     trainer: ActorResources
     num_producers: int
     producer: ActorResources
@@ -71,7 +71,7 @@ class Request:
         on_gpu = device == "cuda"
         return Request(
             num_trainers=config.parallel.num_trainers,
-            group_size=config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size,
+            group_size=config.parallel.ranks_per_group,
             trainer=ActorResources(cpus=1, gpus=1 if on_gpu else 0),
             num_producers=0 if config.takes_turns else config.num_producers,
             producer=ActorResources(cpus=1 if on_gpu else width, gpus=width if on_gpu else 0),

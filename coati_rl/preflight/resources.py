@@ -65,7 +65,7 @@ def sharding_warnings(config: TrainingConfig, device: Device) -> Iterator[str]:
     parallel = config.parallel
     if parallel.zero_stage > 0 and config.model.precision is None and device == "cpu":
         yield f"-zero {parallel.zero_stage} sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights"
-    if parallel.zero_stage > 0 and config.dp == 1:
+    if parallel.zero_stage > 0 and config.num_copies == 1:
         yield f"-zero {parallel.zero_stage}: has no effect, as there is one data-parallel rank"
     if parallel.plugin == "fsdp2" and parallel.num_trainers == 1:
         yield "--plugin fsdp2: shards nothing, as there is one trainer"

@@ -37,8 +37,10 @@ def _fewer(config: Config, available: int) -> str:
         without = "--reward-devices 0, " if config.reward_models.num_gpus else ""
         shared = f"--colocate -nb 0 with -t {available} -i {available} -ptp 1, " if available > 0 else ""
         return f"use {without}{shared}--device cpu, or --master_address of a Ray cluster"
-    split = parallel.num_trainers // config.dp  # tp * pp
-    layout = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1} if split >= available else {}
+    split = parallel.num_trainers // config.dp  # tp * pp * cp
+    names = ["tensor_parallel_size", "pipeline_parallel_size"]
+    names += ["context_parallel_size"] if parallel.context_parallel_size > 1 else []
+    layout = dict.fromkeys(names, 1) if split >= available else {}
     split = 1 if layout else split
     width = wanted if (wanted := parallel.producer_tensor_parallel_size) <= available - split else 1
     engines = min(parallel.num_inferencer, (available - split) // width)
@@ -46,6 +48,7 @@ def _fewer(config: Config, available: int) -> str:
     sizes = {"num_inferencer": engines, "num_trainers": trainers, "producer_tensor_parallel_size": width, **layout}
     flags = f"-i {engines} -t {trainers}" + (" -ptp 1" if width != wanted else "")
     flags += " -tp 1 -pp 1" if layout else ""
+    flags += " --context-parallel 1" if "context_parallel_size" in layout else ""
     return f"nearest: {_with_others(flags, config, sizes)}; or --master_address of a Ray cluster"
 
 

@@ -8,6 +8,7 @@ for its own sizes.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Generic, TypeVar
 
 from coati_rl.config import Config
@@ -17,6 +18,7 @@ from coati_rl.reward_spec import is_model, parse_reward_type
 Job = TypeVar("Job", bound=TrainingConfig)
 
 MAX_RANKS = 4  # trainers at most: each takes ten seconds of a core to start
+_IN_A_GROUP = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")  # of the same samples
 _MAX_COPIES = 2  # of data-parallel ranks, producers, and scorers
 _PASSES = 16  # over the data at least, so that a file of a few rows fills all steps
 _SIZES = {
@@ -153,6 +155,7 @@ def _layout_notes(asked: Mapping[str, Any], small: Mapping[str, Any]) -> Iterato
     flags = {
         "tensor_parallel_size": "-tp",
         "pipeline_parallel_size": "-pp",
+        "context_parallel_size": "--context-parallel",
         "producer_tensor_parallel_size": "-ptp",
     }
     for name, flag in flags.items():
@@ -185,16 +188,18 @@ def _reductions(config: TrainingConfig, max_rows: int | None) -> Iterator[dict[s
 def smaller_layout(config: TrainingConfig) -> dict[str, int]:
     """Return the numbers of trainers and producers, and of the ranks of each."""
     parallel = config.parallel
-    tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    while tp * pp > MAX_RANKS:
-        tp, pp = (_half(tp), pp) if tp >= pp else (tp, _half(pp))
-    dp = min(config.dp, _MAX_COPIES, max(1, MAX_RANKS // (tp * pp)))
-    sizes = {"num_trainers": tp * pp * dp, "tensor_parallel_size": tp, "pipeline_parallel_size": pp}
+    inside = {name: getattr(parallel, name) for name in _IN_A_GROUP}
+    while prod(inside.values()) > MAX_RANKS:
+        largest = max(inside, key=lambda name: inside[name])  # the first of equal ones
+        inside[largest] = _half(inside[largest])
+    group = prod(inside.values())
+    dp = min(config.dp, _MAX_COPIES, max(1, MAX_RANKS // group))
+    sizes = {"num_trainers": group * dp, **inside}
     if isinstance(config, Config):
         width = min(config.producer_width, _MAX_COPIES)
         engines = min(config.num_producers, 1 if width > 1 else _MAX_COPIES)
         if config.takes_turns:
-            engines = max(1, min(engines, tp * pp * dp // width))
+            engines = max(1, min(engines, group * dp // width))
         sizes |= {"num_inferencer": engines, "producer_tensor_parallel_size": width}
     return sizes
 
@@ -210,7 +215,7 @@ def smaller_batches(config: Config, layout: Mapping[str, int], *, parts: int, fa
     """
     parallel = config.parallel
     period = min(2, config.prompts_per_rollout // config.prompts_per_step)  # 2: some step has no sync after it
-    dp = layout["num_trainers"] // (layout["tensor_parallel_size"] * layout["pipeline_parallel_size"])
+    dp = layout["num_trainers"] // prod(layout[name] for name in _IN_A_GROUP)
     producers = layout["num_inferencer"]
     least = parts * factor
     step = next(size for size in range(least, least * producers + 1, least) if size * dp * period % producers == 0)

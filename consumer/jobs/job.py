@@ -118,6 +118,7 @@ def backend_config(
         plugin=parallel.plugin,
         tp_size=parallel.tensor_parallel_size,
         pp_size=parallel.pipeline_parallel_size,
+        cp_size=parallel.context_parallel_size,
         zero_stage=parallel.zero_stage,
         precision="bf16" if dtype == "bfloat16" else "fp32",
         wire_dtype=getattr(torch, dtype),

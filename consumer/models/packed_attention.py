@@ -10,9 +10,8 @@ R rows, L tokens per row, T tokens of a segment, P of its ancestors, D size of a
 """
 
 import functools
-import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -26,14 +25,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from coati_rl.config.model import FLOAT32_ATTENTION, PACKED_ATTENTION
 from coati_rl.ops.host_copies import on_device
+from consumer.models.attention_kernels import HALF, SHARED_HEADS, mask_maker
+from consumer.models.context_attention import context_attention
+from consumer.models.context_part import ContextPart
 from consumer.models.grouped_attention import SequenceGroups, grouped_attention
 
 NAME = "packed_sdpa"  # registered with transformers
-HALF = (torch.bfloat16, torch.float16)
-# PyTorch 2.11's varlen_attn shares key and value heads without this argument.
-_SHARED_HEADS: dict[str, Any] = (
-    {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-)
 
 # Architectures whose attention `packed_attention` computes; a test compares each with its own implementation. Others
 # (with logit caps, sinks, position biases) use transformers' masks, which it derives from position_ids; these cannot
@@ -97,6 +94,7 @@ def packed_attention(
     parents: RowParents | None = None,
     groups: SequenceGroups | None = None,
     sliding_window: int | None = None,
+    context: ContextPart | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention in packed rows; the model calls this instead of its own attention.
@@ -109,6 +107,7 @@ def packed_attention(
         parents: see `row_parents`; None: no segment has one.
         groups: sequences of the only row by their lengths, in place of `lengths`.
         sliding_window: number of tokens that a token sees, itself included; None: all before it.
+        context: the rows are this context-parallel rank's tokens of them, whose segments it holds; None: whole rows.
         kwargs: scaling and dropout, for transformers' function.
     Returns: ([R, L, heads, D], None).
     """
@@ -117,6 +116,11 @@ def packed_attention(
     if groups is not None:
         attend = functools.partial(_attend, module, sliding_window=sliding_window, **kwargs)
         return grouped_attention(query, key, value, groups, attend), None
+    if context is not None:
+        if kwargs.get("dropout"):
+            raise ValueError("attention of context-parallel ranks has no dropout")
+        scaling = kwargs["scaling"]
+        return context_attention(query, key, value, context, sliding_window=sliding_window, scaling=scaling), None
     if query.is_cuda and query.dtype in HALF:
         return _attend_varlen(query, key, value, lengths, parents, sliding_window, kwargs["scaling"]), None
     if query.dtype in HALF and _longest_path(lengths or ((query.shape[2],),), parents) <= FLOAT32_ATTENTION:
@@ -180,7 +184,7 @@ def _attend_paths(
             padded = F.pad(query, (0, 0, before, 0))
             attended.append(_attend(module, padded, key, value, None, **kwargs)[:, before:])
             continue
-        mask = _mask_maker(sliding_window)(longest, deepest, query.dtype, query.device)
+        mask = mask_maker(sliding_window)(longest, deepest, query.dtype, query.device)
         mask = mask[:length, deepest - before : deepest + length]
         if query.is_cuda:  # no fused kernel shares heads under a mask there; transformers' function repeats them
             attended.append(sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0])
@@ -198,22 +202,6 @@ def _paths(parents: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     for place, parent in enumerate(parents):
         paths.append((*(paths[parent] if parent >= 0 else ()), place))
     return tuple(paths)
-
-
-@functools.cache
-def _mask_maker(window: int | None) -> Callable[[int, int, torch.dtype, torch.device], Tensor]:
-    """Return `_lower_right` of a window; it keeps its last mask, that of the other layers of a micro-batch."""
-    return functools.lru_cache(maxsize=1)(functools.partial(_lower_right, window))
-
-
-def _lower_right(window: int | None, length: int, past: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the additive mask [T, P + T] of T queries behind P tokens.
-
-    That of t queries behind p tokens are its first t rows, and its columns from P - p to P + t.
-    """
-    distance = torch.arange(past, past + length, device=device)[:, None] - torch.arange(past + length, device=device)
-    is_hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-    return torch.zeros(distance.shape, dtype=dtype, device=device).masked_fill_(is_hidden, -torch.inf)
 
 
 def _attend_varlen(
@@ -239,7 +227,7 @@ def _attend_varlen(
         k, v = (_along_paths(tensor, of_queries, parents) for tensor in (k, v))
     window = (-1 if sliding_window is None else sliding_window - 1, 0)  # tokens before and after the query
     attended = varlen_attn(
-        q, k, v, boundaries, key_boundaries, longest, longest_key, scale=scaling, window_size=window, **_SHARED_HEADS
+        q, k, v, boundaries, key_boundaries, longest, longest_key, scale=scaling, window_size=window, **SHARED_HEADS
     )
     return cast(Tensor, attended).view(rows, length, -1, query.shape[-1])
 

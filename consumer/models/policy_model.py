@@ -27,6 +27,8 @@ from coati_rl.ops.logprob import token_logprobs
 from coati_rl.ops.vocab_chunks import TokenChoice, token_choice
 from coati_rl.ops.vocabulary_kl import vocabulary_kl_loss
 from consumer.models import packed_attention
+from consumer.models.context_cut import cut_context
+from consumer.models.context_part import ContextPart, ContextRank
 from consumer.models.grouped_attention import SequenceGroups
 from consumer.models.loading import prepare, read_model
 from consumer.models.packed_attention import RowLengths, RowParents, row_lengths, row_parents
@@ -71,6 +73,8 @@ class PolicyInput:
     # Computes what the forward returns from the last hidden states [R, L, H] in place of a loss; see `loss_of_hidden`.
     after_hidden: Callable[[PreTrainedModel, Tensor, dist.ProcessGroup | None], Result] | None = None
     routing: Routing | None = None  # for the routers of a mixture of experts; None: nothing is observed
+    # Of a context-parallel rank: all tensors above are those of its own tokens, and lengths and parents None.
+    context: ContextPart | None = None
 
 
 def make_input(
@@ -82,10 +86,12 @@ def make_input(
     output: Output = "scores",
     teacher_head: HeadWeights | None = None,
     routing: Routing | None = None,
+    context: ContextRank | None = None,
 ) -> PolicyInput:
-    """Copy a micro-batch's arrays to the device; the other arguments are those of `PolicyInput`.
+    """Copy a micro-batch's arrays to the device, of a context-parallel rank those of its tokens.
 
-    The host waits for no copy, and a forward and backward of the result for no kernel.
+    The other arguments are those of `PolicyInput`. The host waits for no copy, and a forward and backward of the result
+    for no kernel.
 
     Raises: ValueError if the temperature of a loss token is not positive, or its source is not in its row.
     """
@@ -94,6 +100,13 @@ def make_input(
         # torch.tensor copies: arrays that come out of Ray's object store are read-only.
         return on_device(torch.tensor(array), device)
 
+    version = {"trainer_version": torch.full((), trainer_version, device=device)}
+    part = None
+    if context is not None:
+        cut = cut_context(micro_batch, context.size)
+        whole = {name: copied(each) for name, each in micro_batch.loss_arrays.items() if each.ndim == 2} | version
+        part = ContextPart.of(cut, context, whole, device)
+        micro_batch = cut.local_batch(micro_batch, context.rank)
     arrays = micro_batch.loss_arrays
     # In NumPy: a check on the device, or a choice of tokens, would wait for it in every forward.
     if not (arrays["temperature"][arrays["loss_mask"]] > 0).all():
@@ -105,13 +118,13 @@ def make_input(
         position_ids=copied(micro_batch.position_ids),
         lengths=lengths,
         parents=row_parents(micro_batch.segments, lengths),
-        loss_arrays={name: copied(array) for name, array in arrays.items()}
-        | {"trainer_version": torch.full((), trainer_version, device=device)},
+        loss_arrays={name: copied(array) for name, array in arrays.items()} | version,
         choice=choice.to(device),
         loss_fn=loss_fn,
         output=output,
         teacher_head=teacher_head,
         routing=routing,
+        context=part,
     )
 
 
@@ -139,7 +152,8 @@ def attention_arguments(model: PreTrainedModel, inputs: PolicyInput) -> dict[str
     With other attention functions transformers derives a block-diagonal mask from restarting position_ids, but only if
     it gets neither a mask nor a cache.
 
-    Raises: ValueError for samples that share a prefix in a model with another attention function.
+    Raises: ValueError for samples that share a prefix, or rows that are cut over context-parallel ranks, in a model
+        with another attention function.
     """
     arguments: dict[str, Any] = {"position_ids": inputs.position_ids}
     if inputs.routing is not None:
@@ -148,6 +162,9 @@ def attention_arguments(model: PreTrainedModel, inputs: PolicyInput) -> dict[str
         arguments["lengths"] = inputs.lengths
         arguments["parents"] = inputs.parents
         arguments["groups"] = inputs.groups
+        arguments["context"] = inputs.context
+    elif inputs.context is not None:
+        raise ValueError(f"the attention of {type(model).__name__} cannot be cut over context-parallel ranks")
     elif inputs.parents is not None:
         raise ValueError(f"the attention of {type(model).__name__} cannot share prefixes between samples")
     return arguments
@@ -156,18 +173,26 @@ def attention_arguments(model: PreTrainedModel, inputs: PolicyInput) -> dict[str
 def loss_of_hidden(
     model: PreTrainedModel, hidden: Tensor, inputs: PolicyInput, *, tp_group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute what `policy_forward` returns from the last hidden states [R, L, H], without full logits."""
+    """Compute what `policy_forward` returns from the last hidden states [R, L, H], without full logits.
+
+    Every context-parallel rank returns scores and sums of all loss tokens; its loss may be that of its own alone.
+    """
     if inputs.after_hidden is not None:
         return inputs.after_hidden(model, hidden, tp_group)
     if inputs.output == "hidden":
         rows = torch.arange(len(hidden), device=hidden.device)[:, None]
-        return hidden[rows, inputs.loss_arrays["sources"]].float(), {}
+        return _of_all_ranks(hidden[rows, inputs.loss_arrays["sources"]].float(), inputs), {}
     if not isinstance(inputs.loss_fn, DistilledLoss):
         return _loss_of_tokens(model, hidden, inputs, tp_group)
     with torch.set_grad_enabled(torch.is_grad_enabled() and inputs.loss_fn.loss_coeff != 0):
         loss, sums = _loss_of_tokens(model, hidden, inputs, tp_group)
     kl, kl_sums = _kl_to_teacher(model, hidden, inputs, inputs.loss_fn, tp_group)
     return loss + kl, merge_sums(sums, kl_sums)
+
+
+def _of_all_ranks(values: Tensor, inputs: PolicyInput) -> Tensor:
+    """Gather the values of loss tokens over context-parallel ranks, [R, m, ...] to [R, M, ...]."""
+    return values if inputs.context is None else inputs.context.gather_loss_values(values)
 
 
 def _kl_to_teacher(
@@ -198,6 +223,7 @@ def _kl_to_teacher(
         group=tp_group,
         choice=inputs.choice,
     )
+    sums = sums if inputs.context is None else inputs.context.add_sums(sums)
     return loss_fn.kl_coeff * kl, {**sums, "loss_sum": loss_fn.kl_coeff * sums["loss_sum"]}
 
 
@@ -206,17 +232,19 @@ def _loss_of_tokens(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the loss from log-probabilities, or these themselves, as `policy_forward` returns them."""
     arrays = {name: array for name, array in inputs.loss_arrays.items() if name != "teacher_hidden"}
-    loss_fn, value_head = inputs.loss_fn, scalar_head(model)
+    loss_fn, value_head, context = inputs.loss_fn, scalar_head(model), inputs.context
+    whole = arrays if context is None else context.whole_arrays
     if value_head is not None:
-        values = scalar_values(value_head, hidden, arrays["sources"], arrays["loss_mask"])
-        return (values, {}) if loss_fn is None else loss_fn(values, torch.zeros_like(values), arrays)
+        values = _of_all_ranks(scalar_values(value_head, hidden, arrays["sources"], arrays["loss_mask"]), inputs)
+        return (values, {}) if loss_fn is None else loss_fn(values, torch.zeros_like(values), whole)
     head = model.get_output_embeddings()
     # A loss without this attribute may depend on several tokens at once.
     if loss_fn is not None and getattr(loss_fn, "is_token_separable", False):
         loss, sums = fused_token_loss(
             hidden, head.weight, head.bias, arrays, loss_fn, group=tp_group, choice=inputs.choice
         )
-        if loss_fn.is_final(sums):  # the same on all tensor-parallel ranks, since the sums are
+        sums = sums if context is None else context.add_sums(sums)
+        if loss_fn.is_final(sums):  # the same on all tensor-parallel and context-parallel ranks, since the sums are
             return loss, sums
     logprobs, entropy = token_logprobs(
         hidden,
@@ -230,8 +258,8 @@ def _loss_of_tokens(
         choice=inputs.choice,
     )
     if loss_fn is None:
-        return (entropy if inputs.output == "entropy" else logprobs), {}
-    return loss_fn(logprobs, entropy, arrays)
+        return _of_all_ranks(entropy if inputs.output == "entropy" else logprobs, inputs), {}
+    return loss_fn(_of_all_ranks(logprobs, inputs), _of_all_ranks(entropy, inputs), whole)
 
 
 def load_policy(model_dir: Path, *, dtype: torch.dtype, gradient_checkpointing: bool = False) -> PreTrainedModel:

@@ -26,24 +26,28 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from coati_rl.ops.gradient_sketch import Place, place_of
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, policy_forward
 from consumer.models.scalar_head import scalar_head
+from consumer.parallel.context_groups import destroy_context_groups, with_context_groups
 from consumer.parallel.layout import Layout
 from consumer.parallel.parallelism import accumulate_each, local_head, score_each
 from consumer.parallel.parameters import ParameterInfo
-from consumer.parallel.process_group import agree, collective
+from consumer.parallel.process_group import agree, collective, timeout_of_new_groups
 from consumer.parallel.reduction import add_over_ranks, reduce_sums, sum_over_ranks
 
 
 class FullyShardedParallelism:
     """Implement `Parallelism` with each model sharded over all ranks of the default group, which must exist."""
 
-    def __init__(self, *, precision: Precision, device: torch.device) -> None:
+    def __init__(self, *, precision: Precision, device: torch.device, timeout_s: float, cp_size: int = 1) -> None:
+        """Shard over all ranks, `cp_size` of which share each row; `timeout_s`: of the collectives of these."""
         group: Any = dist.group.WORLD
-        self.layout = Layout(
+        layout = Layout(
             dp_rank=dist.get_rank(),
             dp_size=dist.get_world_size(),
             zero_stage=3,
             dp_group=group if dist.get_world_size() > 1 else None,
         )
+        with timeout_of_new_groups(timeout_s), collective("create the process groups of the layout"):
+            self.layout = with_context_groups(layout, cp_size)
         self.device = device
         self._precision = precision
         self._mesh = DeviceMesh.from_group(group, device.type)  # collectives use the group's timeout
@@ -103,7 +107,7 @@ class FullyShardedParallelism:
 
     def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
         """See `Parallelism`."""
-        return reduce_sums(sums, device=self.device, group=self.layout.dp_group)
+        return reduce_sums(sums, device=self.device, group=self.layout.data_group)
 
     def broadcast_text(self, text: str | None) -> str:
         """Return the text unchanged: there is one sender."""
@@ -114,7 +118,8 @@ class FullyShardedParallelism:
         return agree(action)
 
     def close(self) -> None:
-        """Do nothing: the default group stays."""
+        """Destroy the groups of context-parallel ranks; the default group stays."""
+        destroy_context_groups(self.layout)
 
     def _fill(self, model: PreTrainedModel, full: dict[str, Tensor]) -> None:
         """Copy this rank's rows into the sharded parameters, which are on the meta device; takes them out of `full`."""

@@ -18,6 +18,7 @@ from coati_rl.algorithms.sums import merge_sums
 from consumer.models.loading import convert
 from consumer.models.policy_model import HeadWeights, PolicyInput, Precision
 from consumer.parallel.colossal_compat import Booster, HybridParallelModule, HybridParallelPlugin
+from consumer.parallel.context_groups import destroy_context_groups, with_context_groups
 from consumer.parallel.gradient_reduction import GradientReducer, accumulate_in_float32
 from consumer.parallel.layout import Layout
 from consumer.parallel.parallelism import accumulate_each, local_head, score_each
@@ -40,30 +41,32 @@ class HybridParallelism:
         precision: Precision,
         device: torch.device,
         timeout_s: float,
+        cp_size: int = 1,
     ) -> None:
-        """Create the plugin's process groups; `timeout_s` is the time limit of their collectives."""
-        # With one data-parallel rank ZeRO has no effect, but ColossalAI would still flatten the masters.
-        is_single_dp_rank = dist.get_world_size() == tp_size * pp_size
+        """Create the process groups; `timeout_s` is the time limit of their collectives.
+
+        Context-parallel ranks hold copies of the weights, as the plugin's data-parallel ranks do.
+        """
+        # With one copy of the weights ZeRO has no effect, but ColossalAI would still flatten the masters.
+        is_single_copy = dist.get_world_size() == tp_size * pp_size
         self.device = device
-        self._timeout_s = timeout_s
-        self._precision = precision
+        self._timeout_s, self._precision = timeout_s, precision
         with timeout_of_new_groups(timeout_s), collective("create the process groups of the layout"):
             self._plugin = HybridParallelPlugin(
                 tp_size=tp_size,
                 pp_size=pp_size,
-                zero_stage=0 if is_single_dp_rank else zero_stage,
+                zero_stage=0 if is_single_copy else zero_stage,
                 precision=precision,
                 microbatch_size=1,  # rows of the scheduler's placeholder batch, one for each micro-batch
                 enable_metadata_cache=False,  # every micro-batch has its own length, and scoring runs in between
                 max_norm=0.0,  # `gradient_clipping` clips after scaling, and refuses a norm that is not finite
                 overlap_communication=False,  # the plugin does not reduce gradients
             )
-        self.layout = self._plugin.layout()
+            self.layout = with_context_groups(self._plugin.layout(), cp_size)
 
     def layers_per_stage(self, model: PreTrainedModel) -> list[int]:
         """See `Parallelism`."""
-        manager = self._plugin.stage_manager
-        num_layers = model.config.num_hidden_layers
+        manager, num_layers = self._plugin.stage_manager, model.config.num_hidden_layers
         layers = [num_layers] if manager is None else list(manager.distribute_layers(num_layers))
         if len(layers) > 1:
             check_stages(model, layers)
@@ -107,13 +110,12 @@ class HybridParallelism:
         """See `Parallelism`."""
         if not self.layout.is_last_stage:
             return {}
-        return reduce_sums(sums, device=self.device, group=self.layout.dp_group)
+        return reduce_sums(sums, device=self.device, group=self.layout.data_group)
 
     def broadcast_text(self, text: str | None) -> str:
         """See `Parallelism`; the senders are the head ranks of the pipeline stages."""
         data = torch.tensor(list((text or "").encode()), dtype=torch.uint8, device=self.device)
-        length = torch.tensor(len(data), device=self.device)
-        self._broadcast(length)
+        self._broadcast(length := torch.tensor(len(data), device=self.device))
         data = data if text is not None else torch.empty(int(length), dtype=torch.uint8, device=self.device)
         self._broadcast(data)
         return bytes(data.tolist()).decode()
@@ -123,7 +125,8 @@ class HybridParallelism:
         return agree(action)
 
     def close(self) -> None:
-        """Destroy the plugin's process groups; the default group stays."""
+        """Destroy the plugin's process groups and those of context-parallel ranks; the default group stays."""
+        destroy_context_groups(self.layout)
         self._plugin.close()
 
     def _broadcast(self, data: Tensor) -> None:
@@ -205,8 +208,7 @@ class HybridModel:
         self._plugin = plugin
         self._layout = layout
         self._device = device
-        is_frozen = boosted is None
-        self._reducer: Any = None if is_frozen else GradientReducer(parameters, layout, tied_group=tied_group)
+        self._reducer: Any = None if boosted is None else GradientReducer(parameters, layout, tied_group=tied_group)
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
         """See `ShardedModel`."""

@@ -1,12 +1,16 @@
-"""Define the layout of a trainer rank: its data-parallel, pipeline-parallel and tensor-parallel coordinates.
+"""Define the layout of a trainer rank: its data-, context-, pipeline- and tensor-parallel coordinates.
 
-rank = (dp_rank * num_stages + stage) * tp_size + tp_rank, so that ranks with the same dp_rank are consecutive and the
-coordinator can compute dp_rank by division. `stage` is the pipeline stage.
+rank = (dp_rank * num_stages + stage) * tp_size + tp_rank. `stage` is the pipeline stage. `dp_rank` numbers the copies
+of the weights, over which gradients are summed: dp_rank = data_rank * cp_size + cp_rank. Ranks with the same data_rank
+get the same samples, and are consecutive, so that the coordinator can compute data_rank by division; each of the
+context-parallel ranks among them computes its own tokens of every row.
 """
 
 from dataclasses import dataclass
 
 import torch.distributed as dist
+
+from consumer.models.context_part import ContextRank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,7 +18,9 @@ class Layout:
     """Hold the coordinates and process groups of one rank; the default is a single process."""
 
     dp_rank: int = 0
-    dp_size: int = 1
+    dp_size: int = 1  # copies of the weights
+    cp_rank: int = 0
+    cp_size: int = 1
     stage: int = 0
     num_stages: int = 1
     tp_rank: int = 0
@@ -24,6 +30,25 @@ class Layout:
     dp_group: dist.ProcessGroup | None = None
     pp_group: dist.ProcessGroup | None = None
     tp_group: dist.ProcessGroup | None = None
+    cp_group: dist.ProcessGroup | None = None
+    data_group: dist.ProcessGroup | None = None  # joins ranks that differ in data_rank only; without cp the dp_group
+
+    @property
+    def data_rank(self) -> int:
+        """Return the number of this rank's part of the samples."""
+        return self.dp_rank // self.cp_size
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Return how many parts the samples are shared out in."""
+        return self.dp_size // self.cp_size
+
+    @property
+    def context(self) -> ContextRank | None:
+        """Return this rank's place among those that share each row; None if rows are whole."""
+        if self.cp_group is None:
+            return None
+        return ContextRank(rank=self.cp_rank, size=self.cp_size, group=self.cp_group)
 
     @property
     def is_first_stage(self) -> bool:
@@ -39,6 +64,11 @@ class Layout:
     def is_first_copy(self) -> bool:
         """Return True on ranks that export weights: those with dp_rank 0, or all if weights are sharded (FSDP2)."""
         return self.dp_rank == 0 or self.zero_stage == 3
+
+    @property
+    def has_first_samples(self) -> bool:
+        """Return True on ranks that compute together with the first ranks: of data_rank 0, or all of FSDP2."""
+        return self.data_rank == 0 or self.zero_stage == 3
 
     @property
     def sender(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Check that a model allows tensor and pipeline parallelism: divisible sizes, and supported parallelism plans.
+"""Check that a model can be cut over ranks: divisible sizes, supported parallelism plans, attention by segments.
 
 transformers' config classes declare, by architecture, which layers to shard and how (`base_model_tp_plan`) and which
 modules come before and after the decoder layers (`base_model_pp_plan`). A style that is not supported would silently
@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from coati_rl.config.model import PACKED_ATTENTION
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
 
@@ -33,7 +34,7 @@ _CUT_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size",
 
 
 def check_layout(config: TrainingConfig, hf_config: Any, name: str = "") -> None:
-    """Check tp and pp against a model's sizes and plans.
+    """Check tp, pp and cp against a model's sizes, plans and attention.
 
     Args:
         config: of the run.
@@ -43,9 +44,11 @@ def check_layout(config: TrainingConfig, hf_config: Any, name: str = "") -> None
     """
     name = name or f"--model {config.model.model}"
     tp, pp = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
+    cp = config.parallel.context_parallel_size
     problems = {
         f"-tp {tp}": (_tensor_plan_problem(hf_config) or _sizes_problem(tp, hf_config)) if tp > 1 else None,
         f"-pp {pp}": (_pipeline_plan_problem(hf_config) or _depth_problem(pp, hf_config)) if pp > 1 else None,
+        f"--context-parallel {cp}": _attention_problem(hf_config) if cp > 1 else None,
     }
     lines = [f"{flag}: {problem} ({name})" for flag, problem in problems.items() if problem]
     if lines:
@@ -101,6 +104,14 @@ def _pipeline_plan_problem(hf_config: Any) -> str | None:
         return None
     what = f"declares unsupported parts ({', '.join(plan)})" if plan else "declares no pipeline plan"
     return f"the architecture {model.model_type} {what}; use -pp 1 or one of {_TESTED_TEXT}"
+
+
+def _attention_problem(hf_config: Any) -> str | None:
+    model_type = hf_config.get_text_config().model_type
+    if model_type in PACKED_ATTENTION:
+        return None
+    others = ", ".join(sorted(PACKED_ATTENTION))
+    return f"the attention of the architecture {model_type} is not cut by tokens; use --context-parallel 1 or {others}"
 
 
 def _sizes_problem(tp: int, hf_config: Any) -> str | None:

@@ -19,6 +19,7 @@ parser.add_argument("--backend", default="transformers")
 parser.add_argument("--cluster", action="store_true")
 parser.add_argument("--colocate", action="store_true", help="engines and trainers on the same devices, in turns")
 parser.add_argument("--tensor-parallel", action="store_true", help="over two ranks, in place of data parallel")
+parser.add_argument("--context-parallel", action="store_true", help="two ranks share each row of samples")
 
 
 def read(path):
@@ -39,6 +40,7 @@ if __name__ == "__main__":
         limits = {"max_prompt_tokens": 64, "max_new_tokens": 32}
         engine = coati.Engine(args.directory, on=on, backend=args.backend, **limits, **shared)
         layout = {"tensor_parallel_size": 2} if args.tensor_parallel else {}
+        layout |= {"context_parallel_size": 2} if args.context_parallel else {}
         flags = {"kl_coeff": 0.0, "train_microbatch_size": 64, **limits, **layout}
         trainer = coati.Trainer(args.directory, loss="grpo", on=on, **flags)
         before = accuracy(engine, held_out)

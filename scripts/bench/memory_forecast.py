@@ -40,6 +40,7 @@ from coati_rl.data.packing import pack
 from coati_rl.errors import ConfigError
 from coati_rl.memory.activations import MicroBatchSize
 from coati_rl.memory.adapters import adapter_shape, shares_base
+from coati_rl.memory.context import context_share, gathered_key_bytes
 from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.trainer import Parts, TrainerLayout, trained_bytes, trainer_parts
 from coati_rl.model_files.adapter_files import AdapterSpec
@@ -67,6 +68,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and settings of
     "tp2": (2, {"tp_size": 2}),
     "fsdp2": (2, {"plugin": "fsdp2"}),
     "dp2": (2, {}),
+    "cp2": (2, {"cp_size": 2}),
     "dp1_bf16": (1, {"precision": "bf16"}),
     "zero1_bf16": (2, {"zero_stage": 1, "precision": "bf16"}),
 }
@@ -113,7 +115,9 @@ def forecast(directory: Path, layout: str, arguments: argparse.Namespace) -> Par
             config, spec, tensor_parallel_size=tp, is_base_shared=is_shared, is_quantized=arguments.load_in_4bit
         )
         trainers = replace(trainers, adapters=adapters)
-    parts = trainer_parts(model_shape(config, tensor_parallel_size=tp), size, trainers)
+    shape, cp = model_shape(config, tensor_parallel_size=tp), settings.get("cp_size", 1)
+    trainers, size = replace(trainers, gathered_keys=gathered_key_bytes(shape, size, cp)), context_share(size, cp)
+    parts = trainer_parts(shape, size, trainers)
     if arguments.critic:
         critic = model_shape(config, tensor_parallel_size=tp, has_scalar_head=True)
         parts["critic"] = trained_bytes(critic, size, trainers)
@@ -130,6 +134,7 @@ def refusal(directory: Path, layout: str) -> str | None:
     """Return why the model cannot be trained in this layout; None if it can."""
     num_processes, settings = LAYOUTS[layout]
     sizes = {"num_trainers": num_processes, "tensor_parallel_size": settings.get("tp_size", 1)}
+    sizes["context_parallel_size"] = settings.get("cp_size", 1)
     try:
         check_layout(build_config({"model": str(directory), **sizes}), read_model_config(directory))
     except ConfigError as error:
@@ -174,7 +179,7 @@ def run_rank(
     libraries = memory_kib("RssAnon")
     with no_progress_bars():
         backend = make_backend(backend_config(model, settings, arguments), device=device, timeout_s=TIMEOUT_S)
-    dp, dp_rank = backend.layout.dp_size, backend.layout.dp_rank
+    dp, dp_rank = backend.layout.num_data_ranks, backend.layout.data_rank
     groups = argparse.Namespace(**{**vars(arguments), "prompts": arguments.prompts * dp})
     groups.response = (arguments.budget - prompt_tokens(arguments)) // arguments.samples
     samples = make_samples(groups, prompt_tokens(arguments), backend.policy.module.config.vocab_size)

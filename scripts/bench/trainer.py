@@ -126,7 +126,7 @@ def run_rank(rank: int, layout: str, rendezvous: StoreLocation, directory: Path,
         config = BackendConfig(models={"policy": trained(directory, optimizer)}, **settings)
         backend = make_backend(config, device=device, timeout_s=TIMEOUT_S)
         limits = {"max_samples": len(samples), "max_tokens": arguments.budget}
-        share = pack(samples, num_ranks=backend.layout.dp_size, **limits)[backend.layout.dp_rank]
+        share = pack(samples, num_ranks=backend.layout.num_data_ranks, **limits)[backend.layout.data_rank]
         batch = (share, 1 / sum(sample.num_loss_tokens for sample in samples))
         steps: dict[str, Step] = {OURS: BackendLoop(backend, *batch).step}
         if layout == "dp1":

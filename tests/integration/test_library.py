@@ -64,7 +64,11 @@ def test_forty_steps_raise_the_accuracy_by_forty_points(tiny: Path, tmp_path: Pa
     assert (tmp_path / "own-loop-checkpoint" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("layout", [(), ("--tensor-parallel",)], ids=["data parallel", "tensor parallel"])
+@pytest.mark.parametrize(
+    "layout",
+    [(), ("--tensor-parallel",), ("--context-parallel",)],
+    ids=["data parallel", "tensor parallel", "context parallel"],
+)
 def test_two_processes_of_torchrun_take_the_same_steps(
     layout: tuple[str, ...], of_one_process: str, tiny: Path, tmp_path: Path
 ) -> None:

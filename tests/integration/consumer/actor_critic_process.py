@@ -18,7 +18,7 @@ from consumer.objectives.actor_critic import ActorCritic
 from consumer.optim.learning_rate import LearningRate
 from consumer.role_models import RoleModel
 from consumer.train_step import TrainStep
-from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE
+from tests.integration.consumer.conftest import EVERY_LAYOUT, LEARNING_RATE
 from tests.integration.consumer.gradient_process import mini_batches_of, share_of
 from tests.integration.consumer.losses import Cut
 from tests.integration.consumer.samples import samples_near, scale_of, to_mini_batch
@@ -115,7 +115,7 @@ def take_steps(rank: int, out_dir: Path, models: Path, trials: Sequence[Trial]) 
         model_dir = trial.model_dir(models)
         saved, steps = out_dir / trial.name / "step-1", list[dict[str, Any]]()
         backend = make_trainer(
-            model_dir, value_dir=model_dir / VALUE, precision=trial.precision, **LAYOUTS[trial.layout][1]
+            model_dir, value_dir=model_dir / VALUE, precision=trial.precision, **EVERY_LAYOUT[trial.layout][1]
         )
         for step in range(2):
             if step == 1:
@@ -127,7 +127,7 @@ def take_steps(rank: int, out_dir: Path, models: Path, trials: Sequence[Trial]) 
             value_dir=saved / VALUE,
             tokenizer_dir=model_dir,
             precision=trial.precision,
-            **LAYOUTS[trial.layout][1],
+            **EVERY_LAYOUT[trial.layout][1],
         )
         again.restore(saved)
         resumed = take_step(again, model_dir, trial, 1)

@@ -13,7 +13,7 @@ from consumer.adapters.adapters import AdapterSource
 from consumer.backend import Backend
 from consumer.sent_weights import SentWeights
 from tests.integration.consumer import reward_cases
-from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE
+from tests.integration.consumer.conftest import EVERY_LAYOUT, LEARNING_RATE
 from tests.integration.consumer.gradient_matrix import CASES
 from tests.integration.consumer.gradient_process import StepRecorder, share_of, take_whole_step
 from tests.integration.consumer.losses import Cut
@@ -54,7 +54,7 @@ class Trial(NamedTuple):
 def trainer_of(trial: Trial, model_dir: Path, start: Path) -> Backend:
     head = reward_cases.CASES[trial.loss].head if trial.is_scored else None
     source = AdapterSource(spec=SPEC, base=str(model_dir), directory=start, has_four_bits=trial.has_four_bits)
-    settings = LAYOUTS[trial.layout][1]
+    settings = EVERY_LAYOUT[trial.layout][1]
     return make_trainer(model_dir, precision=trial.precision, adapters=source, scalar_head=head, **settings)
 
 
@@ -131,7 +131,7 @@ def take_trials(rank: int, out_dir: Path, models: Path, trials: Sequence[Trial])
 
 def steps_of(trial: Trial, model_dir: Path, saved: Path) -> Iterator[tuple[str, Any]]:
     backend = trainer_of(trial, model_dir, model_dir / START)
-    has_scores = not trial.is_scored and backend.layout.dp_size == 1
+    has_scores = not trial.is_scored and backend.layout.num_data_ranks == 1
     if has_scores:
         yield "start scores", scores_of(backend, model_dir)
     yield "first", take_one(backend, model_dir, trial, 0)

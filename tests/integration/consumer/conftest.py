@@ -45,8 +45,22 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and what the ba
     "pp2_dp2": (4, {"pp_size": 2}),
     "fsdp2_dp2": (2, {"plugin": "fsdp2"}),
 }
+# Ranks that share each row's tokens.
+CONTEXT: dict[str, tuple[int, dict[str, Any]]] = {
+    "cp2": (2, {"cp_size": 2}),
+    "cp3": (3, {"cp_size": 3}),
+    "cp4": (4, {"cp_size": 4}),
+    "cp2_dp2": (4, {"cp_size": 2}),
+    "cp2_fsdp2": (2, {"cp_size": 2, "plugin": "fsdp2"}),
+    "cp2_fsdp2_dp2": (4, {"cp_size": 2, "plugin": "fsdp2"}),
+    "cp2_tp2": (4, {"cp_size": 2, "tp_size": 2}),
+    "cp2_pp2": (4, {"cp_size": 2, "pp_size": 2}),
+    "cp2_zero1": (2, {"cp_size": 2, "zero_stage": 1}),
+    "cp2_zero2_dp2": (4, {"cp_size": 2, "zero_stage": 2}),
+}
 # Three ranks cannot share the rows of a matrix out equally.
 UNEVEN: dict[str, tuple[int, dict[str, Any]]] = {"fsdp2_dp3": (3, {"plugin": "fsdp2"})}
+EVERY_LAYOUT = LAYOUTS | UNEVEN | CONTEXT
 CONFIGS: dict[str, Any] = {
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,

@@ -16,7 +16,7 @@ from consumer.backend import Backend
 from consumer.objectives.forward_kl import ForwardKL
 from consumer.objectives.objective import Objective
 from consumer.objectives.policy_gradient import PolicyGradient
-from tests.integration.consumer.conftest import LAYOUTS
+from tests.integration.consumer.conftest import EVERY_LAYOUT
 from tests.integration.consumer.gradient_matrix import Run, Trial
 from tests.integration.consumer.gradient_process import mini_batches_of, shards_of, share_of
 from tests.integration.consumer.samples import samples_near, scale_of, to_mini_batch
@@ -47,7 +47,7 @@ def take_distillations(
                 model_root / model,
                 teacher_dir=model_root / teacher,
                 precision=run.precision,
-                **LAYOUTS[run.layout][1],
+                **EVERY_LAYOUT[run.layout][1],
             )
             results["place"] = (backend.layout.dp_rank, backend.layout.stage, backend.layout.tp_rank)
             results[model, "shards"] = shards_of(backend)

@@ -8,7 +8,7 @@ test_gradient_matrix.py says what meets what in it.
 import itertools
 from typing import Any, NamedTuple
 
-from tests.integration.consumer.conftest import LAYOUTS
+from tests.integration.consumer.conftest import EVERY_LAYOUT, LAYOUTS
 from tests.integration.consumer.losses import CUT_SPLITS, LOSSES, Cut, LossCase
 from tests.integration.consumer.preference_losses import PREFERENCES, UnitCase
 
@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
     @property
     def world_size(self) -> int:
-        return LAYOUTS[self.layout][0]
+        return EVERY_LAYOUT[self.layout][0]
 
 
 class Trial(NamedTuple):

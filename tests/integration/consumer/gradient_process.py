@@ -20,7 +20,7 @@ from consumer.optim.learning_rate import LearningRate
 from consumer.parallel import gradient_reduction
 from consumer.parallel.parameters import ParameterInfo
 from consumer.train_step import TrainStep
-from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, NUM_STEPS, VOCAB_SIZE, reference_of
+from tests.integration.consumer.conftest import EVERY_LAYOUT, LEARNING_RATE, NUM_STEPS, VOCAB_SIZE, reference_of
 from tests.integration.consumer.gradient_matrix import CASES, Run, Trial
 from tests.integration.consumer.losses import Cut, LossCase
 from tests.integration.consumer.preference_losses import UnitCase
@@ -41,12 +41,12 @@ def share_of(samples: Sequence[Sample], backend: Backend, loss: LossCase | UnitC
     layout, unit = backend.layout, loss.unit
     if how.shared:
         ranks = shared_micro_batches(
-            samples, size=how.size * unit, unit=unit, num_ranks=layout.dp_size, aggregation=loss.aggregation
+            samples, size=how.size * unit, unit=unit, num_ranks=layout.num_data_ranks, aggregation=loss.aggregation
         )
-        return [*ranks[layout.dp_rank]]
+        return [*ranks[layout.data_rank]]
     units = [samples[start : start + unit] for start in range(0, len(samples), unit)]
-    count = -(-len(units[:: layout.dp_size]) // how.size)  # of rank 0, which has the most samples
-    mine = [sample for each in units[layout.dp_rank :: layout.dp_size] for sample in each]
+    count = -(-len(units[:: layout.num_data_ranks]) // how.size)  # of rank 0, which has the most samples
+    mine = [sample for each in units[layout.data_rank :: layout.num_data_ranks] for sample in each]
     micro_batches = cut(mine, per_micro_batch=how.size * unit, packed=how.packed, aggregation=loss.aggregation)
     return [*micro_batches] + [blank_micro_batch()] * (count - len(micro_batches))
 
@@ -200,7 +200,7 @@ def take_trials(
 
 def make_trained(model_dir: Path, run: Run) -> Backend:
     backend = make_trainer(
-        model_dir, reference_dir=reference_of(model_dir), precision=run.precision, **LAYOUTS[run.layout][1]
+        model_dir, reference_dir=reference_of(model_dir), precision=run.precision, **EVERY_LAYOUT[run.layout][1]
     )
     if backend.layout.zero_stage in (1, 2):
         backend.policy._sharded._boosted._reduce_bucket_size = (

@@ -25,7 +25,7 @@ from consumer.optim.learning_rate import LearningRate
 from consumer.tensor_offload import TensorOffload
 from consumer.train_step import TrainStep
 from consumer.weight_sync.rank_sender import make_manifest
-from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN
+from tests.integration.consumer.conftest import EVERY_LAYOUT, LEARNING_RATE
 from tests.integration.consumer.samples import cut, make_samples, to_mini_batch
 from tests.integration.consumer.trainer import make_trainer, whole_tensors
 
@@ -56,14 +56,14 @@ WIRE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def make(model_dir: Path, layout: str, precision: str, **settings: object) -> Backend:
     """With the model as its own reference, and checkpoints of several files, which ranks share out."""
     checkpoint.CheckpointWriter.__init__.__kwdefaults__["max_file_bytes"] = 50_000
-    settings = {"reference_dir": model_dir, "wire_dtype": WIRE[precision], **(LAYOUTS | UNEVEN)[layout][1], **settings}
+    settings = {"reference_dir": model_dir, "wire_dtype": WIRE[precision], **EVERY_LAYOUT[layout][1], **settings}
     return make_trainer(model_dir, precision=precision, **settings)
 
 
 def accumulate(backend: Backend, step: int) -> dict[str, float]:
     """The whole step's gradient. Returns: its sums over all ranks."""
     layout = backend.layout
-    micro_batches = cut(make_samples(step)[layout.dp_rank :: layout.dp_size], per_micro_batch=2, packed=True)
+    micro_batches = cut(make_samples(step)[layout.data_rank :: layout.num_data_ranks], per_micro_batch=2, packed=True)
     return backend.reduce_sums(backend.forward_backward(to_mini_batch(micro_batches, step=step), LOSS))
 
 

@@ -12,7 +12,7 @@ from coati_rl.batch import MiniBatch
 from coati_rl.data.packing import build_micro_batches, plan_batches
 from coati_rl.samples import Sample
 from consumer.backend import Backend
-from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, NUM_STEPS
+from tests.integration.consumer.conftest import EVERY_LAYOUT, LEARNING_RATE, NUM_STEPS
 from tests.integration.consumer.gradient_process import Restarts, shards_of
 from tests.integration.consumer.reward_cases import CASES, RewardCase
 from tests.integration.consumer.trainer import make_trainer
@@ -35,9 +35,9 @@ def mini_batches_of(case: RewardCase, samples: Sequence[Sample], cut: RewardCut,
     border = len(samples) - unit if cut.num_mini_batches == 2 else 0
     for part in (samples[:border], samples[border:]) if border else (samples,):
         ranks = plan_batches(
-            part, num_ranks=layout.dp_size, max_samples=cut.size, one_sample_per_row=not cut.packed, unit=unit
+            part, num_ranks=layout.num_data_ranks, max_samples=cut.size, one_sample_per_row=not cut.packed, unit=unit
         )
-        ragged, plan = ranks[layout.dp_rank]
+        ragged, plan = ranks[layout.data_rank]
         yield build_micro_batches(ragged, plan, one_sample_per_row=not cut.packed)
 
 
@@ -73,7 +73,7 @@ def take_reward_steps(rank: int, out_dir: Path, model_dir: Path, layouts: Sequen
         results: dict[Any, Any] = {}
         for name, case in CASES.items():
             directory = model_dir if case.head is not None else model_dir / "lm"
-            backend = make_trainer(directory, scalar_head=case.head, precision=precision, **LAYOUTS[layout][1])
+            backend = make_trainer(directory, scalar_head=case.head, precision=precision, **EVERY_LAYOUT[layout][1])
             results["place"] = (backend.layout.dp_rank, backend.layout.stage, backend.layout.tp_rank)
             results[name, "shards"] = shards_of(backend)
             restarts = Restarts(backend)

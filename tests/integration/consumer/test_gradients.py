@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.integration.consumer.conftest import LAYOUTS, MAX_GRAD_NORM, NUM_STEPS, save_with_reference
+from tests.integration.consumer.conftest import EVERY_LAYOUT, LAYOUTS, MAX_GRAD_NORM, NUM_STEPS, save_with_reference
 from tests.integration.consumer.gradient_faults import FAULTS
 from tests.integration.consumer.gradient_matrix import CASES, MODELS, OTHER_MODELS, RUNS, Run, Trial, trials_of
 from tests.integration.consumer.gradient_process import take_trials
@@ -62,7 +62,7 @@ class Trained:
             for name, tensor in rank[trial][step][what].items():
                 slices.setdefault(name, {}).setdefault(tp_rank, {})[dp_rank] = tensor
         known = {name: shard for rank in self.ranks for name, shard in rank[trial.model, "shards"].items()}
-        settings = LAYOUTS[self._run.layout][1]
+        settings = EVERY_LAYOUT[self._run.layout][1]
         is_sliced = settings.get("zero_stage", 0) > 0 or settings.get("plugin") == "fsdp2"
         return {name: join(by_rank, *known[name], is_sliced=is_sliced) for name, by_rank in slices.items()}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from coati_rl.checkpoint.directory import read_state
-from tests.integration.consumer.conftest import LAYOUTS, LEARNING_RATE, UNEVEN, save_model
+from tests.integration.consumer.conftest import EVERY_LAYOUT, LEARNING_RATE, save_model
 from tests.integration.consumer.lifecycle_cases import CASES, MODELS, RESUMES, is_fast
 from tests.integration.consumer.lifecycle_process import WIRE, Case, Resume, run_tasks
 from tests.integration.consumer.samples import cut, make_samples, sample_logprobs
@@ -38,7 +38,7 @@ def out_dir(request: pytest.FixtureRequest, trainers: TrainerServers, tmp_path_f
         save_model(directory / name, architecture, tied=name == "tied", attention_dropout=0.5)
     due = [task for task in (*CASES, *RESUMES) if is_fast(task) or request.config.getoption("--all")]
     for world_size in (4, 3, 2, 1):
-        tasks = [task for task in due if (LAYOUTS | UNEVEN)[task.layout][0] == world_size]
+        tasks = [task for task in due if EVERY_LAYOUT[task.layout][0] == world_size]
         if tasks:
             trainers.launch_and_check(run_tasks, directory, tasks, world_size=world_size)
     return directory
@@ -226,7 +226,7 @@ def test_a_gradient_that_overflowed_is_refused_on_every_rank_and_no_weight_moves
 @pytest.mark.parametrize("refused", ["begin", "write"])
 def test_every_rank_hears_of_a_checkpoint_that_one_could_not_write(life: Life, refused: str) -> None:
     """The first rank could not begin; the head of the last stage could not write its file."""
-    failing = {"tp2_pp2": 2, "pp2": 1}.get(life.case.layout, 0) if refused == "write" else 0
+    failing = {"tp2_pp2": 2, "pp2": 1, "cp2_pp2": 1}.get(life.case.layout, 0) if refused == "write" else 0
     for rank, result in enumerate(life.ranks):
         message = result["refusals"][refused]
         assert "cannot be written: " in message, "the cause, on every rank"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.integration.consumer.conftest import LAYOUTS, MAX_GRAD_NORM, NUM_STEPS
+from tests.integration.consumer.conftest import CONTEXT, EVERY_LAYOUT, LAYOUTS, MAX_GRAD_NORM, NUM_STEPS
 from tests.integration.consumer.reward_cases import CASES, plain_model, plain_training, save_reward_model
 from tests.integration.consumer.reward_process import CUTS, take_reward_steps
 from tests.integration.consumer.test_gradients import NORM_TOLERANCE, differences, join, norm_of
@@ -20,6 +20,7 @@ GRADIENT_TOLERANCE = {"fp32": 1e-5, "bf16": 2.5e-2}  # L2 per tensor, relative t
 LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}
 UPDATE_TOLERANCE = {"fp32": 2e-3, "bf16": 0.2}  # of what two steps made of all masters; see test_gradients.py
 RUNS = [run for run in itertools.product(LAYOUTS, ("fp32", "bf16")) if not ("zero" in run[0] and run[1] == "fp32")]
+RUNS += [(layout, "bf16" if "zero" in layout else "fp32") for layout in CONTEXT]
 FAST = (("dp1", "fp32"),)
 MODELS = (("qwen3", True), ("llama", False))  # architecture and tying, in turns
 
@@ -48,8 +49,8 @@ def test_every_cut_gives_the_plain_gradient_update_and_metrics(
     trainers: TrainerServers, model_dirs: list[Path], tmp_path: Path, run: tuple[str, str]
 ) -> None:
     layout, precision = run
-    model_dir = model_dirs[[*LAYOUTS].index(layout) % 2]
-    world_size, settings = LAYOUTS[layout]
+    model_dir = model_dirs[[*EVERY_LAYOUT].index(layout) % 2]
+    world_size, settings = EVERY_LAYOUT[layout]
     trainers.launch_and_check(take_reward_steps, tmp_path, model_dir, [run], world_size=world_size)
     ranks = [torch.load(tmp_path / f"{'-'.join(run)}-rank{rank}.pt") for rank in range(world_size)]
     is_sliced = settings.get("zero_stage", 0) > 0 or settings.get("plugin") == "fsdp2"

@@ -48,6 +48,7 @@ def test_the_defaults_pass():
         ),
         ("-g 1", "-g 1: GRPO compares the samples of a prompt", "-g 2"),
         ("-t 3 -tp 2", "T % (tp * pp) must be 0: -t 3 is no multiple of 2", "-t 4"),
+        ("-t 5 -tp 2 --context-parallel 2", "T % (tp * pp * cp) must be 0: -t 5 is no multiple of 4", "-t 4"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_with_rule_numbers_and_the_nearest_flags(change, rule, nearest):

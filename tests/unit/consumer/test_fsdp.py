@@ -45,7 +45,7 @@ def make_backend(model_dir: Path, *, is_sharded: bool = True, **settings: object
     config = backend_config(model_dir, **settings)
     parallelism: Parallelism = SingleProcess(device=CPU)
     if is_sharded:
-        parallelism = FullyShardedParallelism(precision=config.precision, device=CPU)
+        parallelism = FullyShardedParallelism(precision=config.precision, device=CPU, timeout_s=60.0)
     return Backend(config, parallelism)
 
 

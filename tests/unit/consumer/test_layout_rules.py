@@ -57,6 +57,16 @@ def test_the_tested_architectures_may_be_split_both_ways(architecture):
     assert check_pipeline_plan(model) is None
 
 
+def test_rows_are_shared_where_attention_is_computed_by_segments():
+    for architecture in (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config):
+        assert check_flags("--context-parallel 2", architecture(**SIZES)) is None
+    message = refusal("--context-parallel 4", GPT2Config())
+    assert message == (
+        "--context-parallel 4: the attention of the architecture gpt2 is not cut by tokens; "
+        "use --context-parallel 1 or llama, mistral, qwen2, qwen3 (--model models/mine)"
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "tp", "broken", "remedy"),
     [

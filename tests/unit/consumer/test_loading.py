@@ -46,7 +46,7 @@ def save_as(tmp_path_factory: pytest.TempPathFactory) -> Callable[[torch.dtype],
 def load(directory: Path, precision: Precision, *, is_sharded: bool, is_trained: bool) -> RoleModel:
     parallelism: Parallelism = SingleProcess(device=CPU)
     if is_sharded:
-        parallelism = FullyShardedParallelism(precision=precision, device=CPU)
+        parallelism = FullyShardedParallelism(precision=precision, device=CPU, timeout_s=60.0)
     optimizer = OptimizerConfig() if is_trained else None
     return RoleModel("policy", directory, parallelism, precision=precision, optimizer=optimizer)
 

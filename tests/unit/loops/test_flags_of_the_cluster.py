@@ -147,6 +147,15 @@ def test_pipeline_parallel_size__makes_so_many_stages(backend_of, config_with, p
     assert (settings.batch.dp, settings.trainers_per_dp_rank) == (4 // pp, pp)
 
 
+@pytest.mark.parametrize("cp", [1, 2])
+def test_context_parallel_size__lets_so_many_trainers_share_each_row(backend_of, config_with, cp):
+    config = config_with(**FOUR_TRAINERS, context_parallel_size=cp)
+    assert backend_of(config).cp_size == cp
+    settings = coordinator_settings(config)
+    assert (settings.batch.dp, settings.trainers_per_dp_rank) == (4 // cp, cp)
+    assert config.num_copies == 4
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_zero_stage__reaches_the_training_engine_and_chooses_bf16(backend_of, config_with, stage):
     config = config_with(zero_stage=stage)

@@ -51,6 +51,15 @@ def test_batches_become_small_and_keep_their_relations(trainers, tp, pp, produce
     assert found.num_steps == 2 * found.first_save == 2 * config.sync_period
 
 
+def test_context_parallel_ranks_are_halved_like_others():
+    found = rehearsed("-t 16 -tp 2 --context-parallel 4 -i 2 -ibs 32 -tbs 32 -tMbs 32")
+    parallel = found.config.parallel
+    assert (parallel.tensor_parallel_size, parallel.context_parallel_size, parallel.num_trainers) == (2, 2, 4)
+    assert (
+        "--context-parallel 4 is rehearsed as --context-parallel 2; the real sizes were checked with it" in found.notes
+    )
+
+
 def test_a_layout_of_more_ranks_than_a_cpu_starts_in_time_is_said():
     found = rehearsed("-t 32 -tp 8 -pp 2 -i 4 -ptp 8 -ibs 32 -tbs 32 -tMbs 32")
     parallel = found.config.parallel

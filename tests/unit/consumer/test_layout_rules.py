@@ -65,6 +65,7 @@ def test_rows_are_shared_where_attention_is_computed_by_segments():
         "--context-parallel 4: the attention of the architecture gpt2 is not cut by tokens; "
         "use --context-parallel 1 or llama, mistral, qwen2, qwen3 (--model models/mine)"
     )
+    assert "qwen3_moe see whole rows; use --context-parallel 1 or" in refusal("--context-parallel 2", Qwen3MoeConfig())
 
 
 @pytest.mark.parametrize(

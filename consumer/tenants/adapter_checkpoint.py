@@ -19,7 +19,6 @@ from coati_rl.checkpoint.directory import STATE_FILE
 from coati_rl.checkpoint.format import FORMAT_VERSION, VERSION_KEY
 from coati_rl.checkpoint.saved_adapter import WEIGHTS_KEY
 from coati_rl.model_files.adapter_files import PREFIX, WEIGHTS_FILE, write_adapter_config
-from consumer.tenants.adapter_set import MOMENTS
 from consumer.whole_directory import publish, weight_disk_errors
 
 STATE_KEY = "tinker"
@@ -80,8 +79,3 @@ def layers_of(directory: Path) -> list[str]:
     with safe_open(directory / WEIGHTS_FILE, "pt") as file:
         names = [name.removeprefix(PREFIX) for name in file.keys()]  # noqa: SIM118, no mapping
     return sorted({name.removesuffix(".lora_A.weight") for name in names if name.endswith(".lora_A.weight")})
-
-
-def expected_moments(names: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of the moments of factors."""
-    return {f"{kind}/{name}" for kind in MOMENTS for name in names}

@@ -146,7 +146,12 @@ def router_metrics(found: Tensor) -> dict[str, float | None]:
     if not float(counts.sum()):
         return dict.fromkeys(names)
     loads = counts / counts.sum(dim=1, keepdim=True) * counts.shape[1]
-    values = (loads.max(), (counts == 0).sum(), entropies.sum() / tokens.sum(), losses.sum() / weights.sum().clamp(min=1e-300))
+    values = (
+        loads.max(),
+        (counts == 0).sum(),
+        entropies.sum() / tokens.sum(),
+        losses.sum() / weights.sum().clamp(min=1e-300),
+    )
     return {name: float(value) for name, value in zip(names, values, strict=True)}
 
 

@@ -200,8 +200,8 @@ def _cut(config: Any, tensor_parallel_size: int, cuts_all: bool, name: str, shap
 
 def _active(config: Any, name: str, shape: tuple[int, ...]) -> int:
     """Return the parameters of a tensor that a token passes: of experts, [E, ...], those that it is routed to."""
-    per_token = getattr(config, "num_experts_per_tok", None)
-    is_of_experts = ".experts." in name and len(shape) > 2 and isinstance(per_token, int)
+    per_token: int = getattr(config, "num_experts_per_tok", None) or 0
+    is_of_experts = ".experts." in name and len(shape) > 2 and per_token > 0
     return prod(shape) * per_token // shape[0] if is_of_experts else prod(shape)
 
 

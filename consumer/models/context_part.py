@@ -79,12 +79,12 @@ class ContextPart:
         rows, length = mine.shape[:2]
         of_ranks = self.own.gather(mine)
         joined = of_ranks.transpose(0, 1).reshape(rows, self.own.size * length, *mine.shape[2:])
-        return torch.stack([row[order] for row, order in zip(joined, self.order, strict=True)])
+        return _in_order(joined, self.order)
 
     def scatter_sums(self, gradient: Tensor) -> Tensor:
         """Sum gradients over ranks in float32, [R, L, N, D] of each, and return those of this rank, [R, l, N, D]."""
         rows, length = gradient.shape[:2]
-        joined = torch.stack([row[places] for row, places in zip(gradient.float(), self.inverse, strict=True)])
+        joined = _in_order(gradient.float(), self.inverse)
         by_rank = joined.view(rows, self.own.size, length // self.own.size, *gradient.shape[2:]).transpose(0, 1)
         return self.own.scatter_sum(by_rank)
 
@@ -109,6 +109,12 @@ class ContextPart:
                 dist.all_reduce(packed, operation, group=self.own.group)
                 added.update(zip(names, packed.unbind(), strict=True))
         return added
+
+
+def _in_order(rows: Tensor, order: Tensor) -> Tensor:
+    """Take the places int64[R, L] of each row [R, L, ...]; a single row is copied once."""
+    taken = [row[places] for row, places in zip(rows, order, strict=True)]
+    return taken[0][None] if len(taken) == 1 else torch.stack(taken)
 
 
 class _GatheredValues(torch.autograd.Function):

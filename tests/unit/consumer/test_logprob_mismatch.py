@@ -206,7 +206,7 @@ def test_a_rank_without_tokens_of_a_version_scores_with_those_that_hold_the_weig
 
 
 @pytest.mark.parametrize(
-    ("flags", "is_first_copy", "expected"),
+    ("flags", "has_first_samples", "expected"),
     [
         ({}, True, 0),  # K = 1: the trainers' own weights are those of the last sync
         ({"n_behind": 2}, True, 2),
@@ -217,10 +217,10 @@ def test_a_rank_without_tokens_of_a_version_scores_with_those_that_hold_the_weig
     ],
 )
 def test_a_run_keeps_as_many_versions_as_may_have_sampled(
-    flags: dict[str, int], is_first_copy: bool, expected: int
+    flags: dict[str, int], has_first_samples: bool, expected: int
 ) -> None:
     sizes = {"num_inferencer": 1, "num_trainers": 1, "inference_batch_size": 8, "train_batch_size": 8}
-    layout = SimpleNamespace(is_first_copy=is_first_copy)
+    layout = SimpleNamespace(has_first_samples=has_first_samples)
     backend = SimpleNamespace(layout=layout, live_weights=lambda: [torch.zeros(1)], precision="fp32")
     meter = make_mismatch_meter(backend, Config(**{**sizes, **flags}))
     for step in range(8):
@@ -272,7 +272,7 @@ def test_a_rank_that_leaves_rounding_to_another_reports_it_of_no_token_and_score
 
 
 @pytest.mark.parametrize(
-    ("precision", "flags", "is_first_copy", "expected"),
+    ("precision", "flags", "has_first_samples", "expected"),
     [
         ("bf16", {}, True, 256),
         ("bf16", {"logprob_gap_tokens": 100}, True, 100),
@@ -283,9 +283,9 @@ def test_a_rank_that_leaves_rounding_to_another_reports_it_of_no_token_and_score
     ],
 )
 def test_rounding_is_measured_where_a_limit_depends_on_it(
-    precision: str, flags: dict[str, object], is_first_copy: bool, expected: int | None
+    precision: str, flags: dict[str, object], has_first_samples: bool, expected: int | None
 ) -> None:
     sizes = {"num_inferencer": 1, "num_trainers": 1, "inference_batch_size": 8, "train_batch_size": 8}
-    layout = SimpleNamespace(is_first_copy=is_first_copy)
+    layout = SimpleNamespace(has_first_samples=has_first_samples)
     backend = SimpleNamespace(layout=layout, live_weights=lambda: [torch.zeros(1)], precision=precision)
     assert make_mismatch_meter(backend, Config(**{**sizes, **flags}))._num_rounding_tokens == expected

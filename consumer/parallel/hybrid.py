@@ -49,8 +49,7 @@ class HybridParallelism:
         """
         # With one copy of the weights ZeRO has no effect, but ColossalAI would still flatten the masters.
         is_single_copy = dist.get_world_size() == tp_size * pp_size
-        self.device = device
-        self._timeout_s, self._precision = timeout_s, precision
+        self.device, self._precision, self._timeout_s = device, precision, timeout_s
         with timeout_of_new_groups(timeout_s), collective("create the process groups of the layout"):
             self._plugin = HybridParallelPlugin(
                 tp_size=tp_size,

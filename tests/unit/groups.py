@@ -86,13 +86,14 @@ def make_coordinator(make_settings, make_prompts, tmp_path: Path):
         untrained=None,
         recovered=None,
         ledger=None,
+        directory=tmp_path,
         **changes,
     ):
         settings = make_settings(**changes)
         source = DatasetPrompts(make_prompts(num_prompts), num_episodes=num_episodes, seed=0)
         tasks = {"arithmetic": make_prompts(eval_prompts, "arithmetic")} if eval_prompts else {}
-        evaluation = EvaluationRounds(tasks, tmp_path / "eval", plan=settings.sampling_plans["eval"])
-        recorder = RolloutRecorder(tmp_path / "rollouts")
+        evaluation = EvaluationRounds(tasks, directory / "eval", plan=settings.sampling_plans["eval"])
+        recorder = RolloutRecorder(directory / "rollouts")
         begins = RunStart(position=start, untrained=untrained, recovered=recovered, probe=(1, 2, 3))
         return DirectCoordinator(settings, source, evaluation, recorder, begins, ledger)
 

@@ -45,8 +45,8 @@ def killed(no_fsync, make_coordinator, make_group, make_prompts, tmp_path):
     return run
 
 
-def trained_in_order(tmp_path):
-    """The uids of each step in the order of its rollouts."""
+def trained_in_steps(tmp_path):
+    """The uids of each step, sorted as a mini-batch is."""
     steps = {}
     for line in rollouts(tmp_path):
         if line["is_trained"] and line["sample"] == 0:
@@ -83,7 +83,7 @@ def test_killed_at_a_thousand_points_a_run_loses_nothing(killed, tmp_path, kind,
     assert_nothing_lost(run, tmp_path, sizes["n_behind"])
 
 
-def test_in_lockstep_each_step_trains_the_prompts_of_the_undisturbed_run_in_its_order(
+def test_in_lockstep_each_step_trains_the_prompts_of_the_undisturbed_run(
     no_fsync, make_coordinator, make_group, make_prompts, tmp_path
 ):
     orders, num_taken_up = [], 0
@@ -92,7 +92,7 @@ def test_in_lockstep_each_step_trains_the_prompts_of_the_undisturbed_run_in_its_
         options = {"num_prompts": NUM_PROMPTS, "fails": FAILS, "seed": len(orders), **LOCKSTEP, **FOURS}
         run = KilledRun(partial(make_coordinator, directory=directory), make_group, make_prompts, directory, **options)
         run.go(kills=kills)
-        orders.append(trained_in_order(directory))
+        orders.append(trained_in_steps(directory))
         num_taken_up += run.num_taken_up
     assert num_taken_up >= 10
     assert orders[1:] == orders[:1] * 3
@@ -234,3 +234,26 @@ def test_a_resumed_run_with_all_groups_of_its_step_answers_its_evaluation_with_t
     (first, *_) = driven.events("evaluation")
     assert (first["step"], first["policy_versions"]) == (2, [2])
     assert json.loads((tmp_path / "eval" / "summary.jsonl").read_text().splitlines()[-1])["step"] == 10
+
+
+def test_a_prompt_that_is_sampled_again_has_its_place_before_groups_that_were_leased_later(
+    make_coordinator, make_group, make_prompts, tmp_path
+):
+    sizes = {"num_prompts": 20, "save_interval": 2}  # two steps of two prompts to a weight sync
+    run = Run(make_coordinator(**sizes, ledger=LedgerWriter(tmp_path / "ledger")), make_group)
+    save = run.until(SaveWork)
+    run.coordinator.report_saved(save.step, "")
+    run.lease()
+    here = [lease.prompt.uid for lease in run.open]
+    run.open.pop(1)
+    run.answer()
+    run.coordinator.flush(timeout_s=10)
+    recovered = recover(tmp_path / "ledger", position_of(save), find(make_prompts), n_behind=0)
+    again = Run(make_coordinator(**sizes, **resumed(save, make_prompts(20)), recovered=recovered), make_group)
+    assert isinstance(again.next_work(), SyncWork)
+    again.lease()
+    assert [lease.prompt.uid for lease in again.open] == here[1:2]
+    again.answer()
+    assert [type(again.next_work()) for _ in range(2)] == [TrainWork, TrainWork]
+    again.coordinator.flush(timeout_s=10)
+    assert [trained_in_steps(tmp_path)[step] for step in (3, 4)] == [sorted(here[:2]), sorted(here[2:])]

@@ -3,9 +3,9 @@
     python scripts/bench/ledger.py [--steps 40] [--rounds 5] [--samples 8] [--tokens 32] [--groups 64]
 
 A real coordinator gets the groups of each step from one thread, which leases, delivers and trains them; there is no
-engine and no trainer. Printed are the CPU milliseconds of a step with and without a ledger (of all threads, so that other programs on
-the machine count for little), those of the calling thread alone, the time for which steps waited for the disk, and the
-bytes of a step. Then 100,000 records are written and read.
+engine and no trainer. Printed are the CPU milliseconds of a step with and without a ledger (of all threads, so that
+other programs on the machine count for little), those of the calling thread alone, the time for which steps waited for
+the disk, and the bytes of a step. Then 100,000 records are written and read.
 """
 
 import argparse

@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 
 from coati_rl.checkpoint.ledger_files import read_ledger
-from coati_rl.checkpoint.ledger_resume import recover
+from coati_rl.checkpoint.ledger_frames import Record
+from coati_rl.checkpoint.ledger_resume import LEASED, finished_record, recover, start_records
 from coati_rl.checkpoint.ledger_writer import LedgerWriter
 from coati_rl.checkpoint.position import Position
 from coati_rl.data.prompt_source import DatasetPrompts
@@ -125,6 +126,25 @@ def test_groups_that_later_steps_have_trained_are_taken_up_and_those_of_later_we
     assert {each.sync_index for each in recovered.finished} == {0}
     assert {*kept, *here}.isdisjoint(later) and {*later}.isdisjoint(recovered.waiting)
     assert recovered.num_drawn == position_of(save).num_drawn + len(here)
+
+
+def test_a_group_with_a_token_of_later_weights_is_sampled_again_though_it_was_leased_before_their_sync_was_complete(
+    group_of, make_prompts, tmp_path
+):
+    position = Position(step=2, num_drawn=4, waiting=("train-0.0", "train-1.0", "train-2.0"))
+    writer = LedgerWriter(tmp_path / "ledger")
+    writer.begin(start_records(position, None), is_start=True)
+    for number, (version, sync_index) in enumerate(((2, 0), (3, 0), (1, -2))):
+        uid = f"train-{number}.0"
+        writer.append(Record(kind=LEASED, fields={"uid": uid, "lease": number, "number": None, "sync": 0}).to_bytes)
+        group = group_of([(1.0, 2), (0.0, 3)], uid=uid, version=version)
+        writer.append(finished_record(group, sync_index, {version: sync_index}, {version: "i"}))
+    writer.flush(timeout_s=10)
+    recovered = recover(tmp_path / "ledger", position, find(make_prompts), n_behind=1)
+    assert [each.group.prompt.uid for each in recovered.finished] == ["train-0.0"]
+    assert recovered.waiting == ("train-1.0", "train-2.0"), "the last one was leased two syncs before"
+    assert (recovered.num_drawn, recovered.lease_ids["train-1.0"]) == (4, 1)
+    assert (recovered.sync_index_of, recovered.identities) == ({2: 0}, {2: "i"})
 
 
 def test_nothing_is_taken_up_for_a_checkpoint_that_the_ledger_does_not_reach_back_to(

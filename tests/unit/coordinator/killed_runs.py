@@ -90,7 +90,8 @@ class KilledRun:
 
     def _check(self, taken_up, step):
         """Compare what is taken up with what was delivered since that checkpoint was ordered."""
-        if taken_up is None:
+        if taken_up is None:  # the checkpoint's segment was not written yet, or there is no checkpoint
+            self._answered = [Answered(save=self._complete)]
             return
         mine = next(each for each in reversed(self._answered) if each.save is self._complete)
         later = self._answered[self._answered.index(mine) :]
@@ -98,7 +99,7 @@ class KilledRun:
         usable = {uid: tag for uid, version, tag, _ in delivered if version <= step}
         durable = {uid for uid, version, _, number in delivered if version <= step and number <= self._durable}
         found = {each.group.prompt.uid: float(each.group.trajectories[0].logprobs[0]) for each in taken_up.finished}
-        assert durable <= found.keys() <= usable.keys()
+        assert durable <= found.keys() <= usable.keys(), (durable - found.keys(), found.keys() - usable.keys())
         assert all(usable[uid] == tag for uid, tag in found.items())
         self.tags.update(found)
         # What it delivers from now on adds to what it has taken up.

@@ -7,8 +7,12 @@ of those that affect the results, the prompts' ground truths among them, are rep
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from coati_rl.checkpoint.directory import ROLLOUTS_FILE, find_checkpoint, read_state
+from coati_rl.checkpoint.ledger_files import LEDGER
+from coati_rl.checkpoint.ledger_frames import LedgerError
+from coati_rl.checkpoint.ledger_resume import RecoveredRollouts, recover
 from coati_rl.checkpoint.position import Position, read_data_state
 from coati_rl.checkpoint.resumed_run import ResumedRun, changed_settings, check_shape, date_hint, read_settings
 from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
@@ -25,11 +29,26 @@ class ResumePoint(ResumedRun):
 
     position: Position
     untrained: UntrainedRollouts = field(default_factory=UntrainedRollouts)
+    recovered: RecoveredRollouts | None = None  # finished after the checkpoint, of the run's ledger
 
     @property
     def step(self) -> int:
         """Return the optimizer steps taken."""
         return self.position.step
+
+    def line(self) -> str:
+        """Return one line for the log."""
+        line = ResumedRun.line(self)
+        return line if self.recovered is None or not self.num_recovered else f"{line}, and {self.recovered.line()}"
+
+    @property
+    def num_recovered(self) -> int:
+        """Return the number of groups that are taken from the ledger."""
+        return 0 if self.recovered is None else len(self.recovered.finished)
+
+    def record(self) -> dict[str, Any]:
+        """Return the record of the resumption in the run directory, as JSON."""
+        return {**ResumedRun.record(self), "groups_of_ledger": self.num_recovered}
 
 
 def open_resume_point(config: Config, source: PromptSource | None, *, num_prompts: int | None) -> ResumePoint | None:
@@ -60,6 +79,7 @@ def open_resume_point(config: Config, source: PromptSource | None, *, num_prompt
     _check_draw_order(config, source, order, directory)
     if source is not None:
         check_shape(config, directory)
+    recovered: RecoveredRollouts | None = None
     changes, untrained = [*_changes(config, directory), *_changed_truths(config, source, order)], UntrainedRollouts()
     if changes and position.kept:
         # The rollouts may have other lengths, rewards or group sizes than this run's.
@@ -67,12 +87,14 @@ def open_resume_point(config: Config, source: PromptSource | None, *, num_prompt
         position = replace(position, waiting=(*position.waiting, *position.kept), kept=())
     elif source is not None and not changes:
         untrained = _read_untrained(directory, position, source)
+        recovered = _recover(config, directory, position, source)
     return ResumePoint(
         directory=directory,
         position=position,
         num_steps=_num_steps(config, position, num_prompts, directory),
         changes=tuple(changes),
         untrained=untrained,
+        recovered=recovered,
     )
 
 
@@ -86,6 +108,19 @@ def _read_untrained(directory: Path, position: Position, source: PromptSource) -
     except (OSError, ValueError) as error:
         raise ConfigError(f"--checkpoint-path {directory}: {ROLLOUTS_FILE} cannot be used: {error}") from error
     return untrained
+
+
+def _recover(config: Config, directory: Path, position: Position, source: PromptSource) -> RecoveredRollouts | None:
+    """Return what the ledger of the checkpoint's run holds since it, unless this run is to have none."""
+    if not config.run.ledger:
+        return None
+    try:
+        return recover(directory.parent.parent / LEDGER, position, source.find, n_behind=config.sync.n_behind)
+    except LedgerError as error:
+        raise ConfigError(
+            f"--checkpoint-path {directory}: its run's ledger cannot be used: {error}; move that directory away to "
+            "sample again what was finished after the checkpoint, or add --no-ledger"
+        ) from error
 
 
 def _check_draw_order(config: Config, source: PromptSource | None, order: DrawOrder, directory: Path) -> None:

@@ -8,7 +8,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from coati_rl.checkpoint.format import FORMAT_VERSION, VERSION_KEY, migrate_roll
 from coati_rl.data.packed_group import PackedGroup, PackedTrajectory, as_packed
 from coati_rl.types import Baseline, Prompt, RolloutGroup, Score
 
+_SCORE_FIELDS = tuple(field.name for field in fields(Score))
 _ARRAYS = {"token_ids": np.int32, "logprobs": np.float32}
 
 
@@ -48,7 +49,7 @@ class UntrainedRollouts:
             "samples_failed": self.samples_failed,
             "sync_index_of": sorted(self.sync_index_of.items()),
             "identities": sorted(self.identities.items()),
-            "groups": [_describe(*pair) for pair in zip(groups, packed, strict=True)],
+            "groups": [describe_group(*pair) for pair in zip(groups, packed, strict=True)],
         }
         arrays = {
             name: np.concatenate([np.empty(0, dtype), *(getattr(each, name) for each in packed)]).astype(dtype)
@@ -85,7 +86,7 @@ class UntrainedRollouts:
             raise ValueError(f"the rollouts cannot be read: {error!r}") from error
 
 
-def _describe(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
+def describe_group(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
     """Return the JSON fields of a group: all but its arrays and its prompt's content."""
     return {
         "uid": group.prompt.uid,
@@ -95,10 +96,15 @@ def _describe(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
         "policy_versions": packed.policy_versions,
         "temperatures": packed.temperature,
         "trajectories": [each.to_json() for each in packed.trajectories],
-        "scores": [asdict(score) for score in packed.scores],
+        "scores": [_describe_score(score) for score in packed.scores],
         **({"records": packed.records} if packed.records else {}),
         **({"baseline": asdict(packed.baseline)} if packed.baseline is not None else {}),
     }
+
+
+def _describe_score(score: Score) -> dict[str, Any]:
+    """Return the fields as they are: `asdict`, which copies them, took most of the time of a group."""
+    return {name: getattr(score, name) for name in _SCORE_FIELDS}
 
 
 def _read_baseline(described: dict[str, Any] | None) -> Baseline | None:
@@ -114,26 +120,54 @@ def _read_groups(
 ) -> list[RolloutGroup]:
     groups = []
     for number, group in enumerate(described):
-        num_tokens = sum(trajectory["num_tokens"] for trajectory in group["trajectories"])
-        num_loss_tokens = sum(length for is_in_loss, length in group["loss_mask"] if is_in_loss)
-        packed = PackedGroup(
-            lease_id=number - len(described),  # below those of the resumed run, in the same order
-            producer_id=group["producer_id"],
-            token_ids=token_ids[:num_tokens],
-            logprobs=logprobs[:num_loss_tokens],
-            loss_mask=group["loss_mask"],
-            policy_versions=group["policy_versions"],
-            temperature=group["temperatures"],
-            trajectories=tuple(PackedTrajectory.of_json(each) for each in group["trajectories"]),
-            scores=tuple(Score(**score) for score in group["scores"]),
-            records=tuple(group.get("records", ())),
-            baseline=_read_baseline(group.get("baseline")),
-        )
+        num_tokens, num_loss_tokens = _lengths(group)
+        parts = {"token_ids": token_ids[:num_tokens], "logprobs": logprobs[:num_loss_tokens]}
+        # Below those of the resumed run, in the same order.
+        groups.append(read_group(group, prompt_of, **parts, lease_id=number - len(described)))
         token_ids, logprobs = token_ids[num_tokens:], logprobs[num_loss_tokens:]
-        try:
-            groups.append(packed.unpack(prompt_of(group["uid"]), temperature=group["temperature"]))
-        except ValueError as error:
-            raise ValueError(f"the rollouts cannot be read: {group['uid']}: {error}") from error
     if len(token_ids) or len(logprobs):
         raise ValueError("the rollouts cannot be read: arrays and groups differ in length")
     return groups
+
+
+def read_group(
+    described: Mapping[str, Any],
+    prompt_of: Callable[[str], Prompt],
+    *,
+    token_ids: np.ndarray,
+    logprobs: np.ndarray,
+    lease_id: int,
+) -> RolloutGroup:
+    """Restore a group from what `describe_group` returned, and its arrays.
+
+    Args:
+        described: its JSON fields.
+        prompt_of: finds a prompt by its uid.
+        token_ids: int32[N].
+        logprobs: float32[M].
+        lease_id: for the group.
+    Raises: ValueError naming the prompt if arrays and description do not match.
+    """
+    packed = PackedGroup(
+        lease_id=lease_id,
+        producer_id=described["producer_id"],
+        token_ids=token_ids,
+        logprobs=logprobs,
+        loss_mask=described["loss_mask"],
+        policy_versions=described["policy_versions"],
+        temperature=described["temperatures"],
+        trajectories=tuple(PackedTrajectory.of_json(each) for each in described["trajectories"]),
+        scores=tuple(Score(**score) for score in described["scores"]),
+        records=tuple(described.get("records", ())),
+        baseline=_read_baseline(described.get("baseline")),
+    )
+    try:
+        return packed.unpack(prompt_of(described["uid"]), temperature=described["temperature"])
+    except ValueError as error:
+        raise ValueError(f"the rollouts cannot be read: {described['uid']}: {error}") from error
+
+
+def _lengths(described: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the tokens of a group, and those of them in the loss."""
+    num_tokens = sum(trajectory["num_tokens"] for trajectory in described["trajectories"])
+    return num_tokens, sum(length for is_in_loss, length in described["loss_mask"] if is_in_loss)

@@ -24,6 +24,14 @@ class RunConfig(TrainingRunConfig):
     keep_rollouts: int | None = execution(
         None, "Optimizer steps whose rollouts are kept, in files of 100; older files are deleted. Default: all.", ge=1
     )
+    ledger: bool = execution(
+        True,
+        "Finished rollouts and the coordinator's decisions, as they come, in <run-dir>/ledger: a resumed run takes up "
+        "what was finished after its checkpoint.",
+    )
+    ledger_max_gb: float = execution(
+        4.0, "GB of the ledger past which no rollouts are added to it until the next checkpoint.", gt=0
+    )
     answer_interval: int = execution(
         10,
         "Optimizer steps between sampled answers in the terminal's block, TensorBoard and W&B; the first step has one, "

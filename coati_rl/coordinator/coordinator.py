@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from coati_rl.checkpoint.ledger_writer import LedgerWriter
 from coati_rl.coordinator.evaluation import EvaluationRounds
 from coati_rl.coordinator.membership import UNSYNCED
 from coati_rl.coordinator.prompt_leasing import PromptLeasing
@@ -42,6 +43,7 @@ class Coordinator:
         evaluation: EvaluationRounds,
         recorder: RolloutRecorder,
         start: RunStart | None = None,
+        ledger: LedgerWriter | None = None,
     ) -> None:
         """Begin a run, or resume it from a checkpoint.
 
@@ -51,8 +53,9 @@ class Coordinator:
             evaluation: evaluation rounds.
             recorder: writer of rollouts.
             start: None: at the beginning, without a probe of weight syncs.
+            ledger: writer of decisions and finished groups; None: they are not written.
         """
-        self._state = RunState(settings, source, evaluation, start or RunStart())
+        self._state = RunState(settings, source, evaluation, start or RunStart(), ledger)
         self._changed = self._state.changed
         self._leasing = PromptLeasing(self._state)
         self._reports = TrainingReports(self._state, self._leasing, recorder)
@@ -160,8 +163,12 @@ class Coordinator:
             self._state.progressed()
 
     def flush(self, *, timeout_s: float) -> None:
-        """Wait until rollouts and evaluations are written. Raises: RunError if they could not be, or not in time."""
+        """Wait until rollouts, evaluations and the ledger are written.
+
+        Raises: RunError if they could not be, or not in time.
+        """
         self._state.writer.flush(timeout_s=timeout_s)
+        self._state.ledger.flush(timeout_s=timeout_s)
 
     # ---------------------------------------------------------------------------------------------------------------
 

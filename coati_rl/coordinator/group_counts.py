@@ -38,6 +38,7 @@ class GroupCounts:
         self._num_dropped = 0  # these groups, prompts that failed, and groups dropped before the run was resumed
         self._samples_failed = 0  # or undecidable
         self._failed_in_dropped = 0  # of these, the ones of dropped groups
+        self._num_steps_at_once = 0  # whose groups came in together when the run was resumed
         self._causes: Counter[str] = Counter()  # of the failures, since the last step, by kind
         self._examples: dict[str, str] = {}  # the first of each kind
 
@@ -49,6 +50,10 @@ class GroupCounts:
             self._dropped.append(group)
         self._count(reason, num_failed=self._note_failures(group), is_dropped=is_dropped)
         return not is_dropped
+
+    def expect(self, num_groups: int) -> None:
+        """Allow for the failures of groups of several steps, which a resumed run takes up at once."""
+        self._num_steps_at_once = -(-num_groups // self._settings.batch.prompts_per_step)
 
     def add_failed(self, num_samples: int, cause: str) -> None:
         """Count a prompt that could not be rolled out."""
@@ -153,6 +158,7 @@ class GroupCounts:
         group_size = self._settings.sampling_plans["train"].group_size
         due = self._settings.batch.prompts_per_step * group_size
         extra = max(0, self._num_dropped * group_size - self._failed_in_dropped)
+        extra += max(0, self._num_steps_at_once - 1) * due
         return self._settings.max_failed_samples * (due + extra) // due
 
 

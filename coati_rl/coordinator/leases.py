@@ -42,13 +42,24 @@ class LeaseTable:
     `producer_idle` counts a producer from its `join` until its leases are revoked.
     """
 
-    def __init__(self, plans: dict[Purpose, SamplingPlan], *, seed: int) -> None:
+    def __init__(
+        self, plans: dict[Purpose, SamplingPlan], *, seed: int, former_ids: Mapping[str, int] | None = None
+    ) -> None:
+        """Begin without leases.
+
+        Args:
+            plans: how prompts are sampled, by purpose.
+            seed: of the run.
+            former_ids: of prompts leased before the run was resumed, by uid: 0, 1, ...; a prompt gets its own again,
+                so that groups keep their order.
+        """
         self._plans = plans
+        self._former_ids = dict(former_ids or {})
         self._seed = seed
         self._open: dict[int, OpenLease] = {}
         self._again: deque[Prompt] = deque()
         self._num_open: Counter[Purpose] = Counter()
-        self._next_id = 0
+        self._next_id = len(self._former_ids)
         self.producer_idle = ProducerIdleFraction()
 
     def issue(self, producer_id: int, draw: Callable[[], Prompt | None], *, sync_index: int = 0) -> Lease | None:
@@ -61,15 +72,16 @@ class LeaseTable:
             return None
         plan = self._plans[prompt.purpose]
         sampling = replace(plan.sampling_of(prompt.task), seed=self._request_seed(prompt.uid))
+        lease_id = self._former_ids.pop(prompt.uid, self._next_id)
         lease = Lease(
-            lease_id=self._next_id,
+            lease_id=lease_id,
             prompt=prompt,
             group_size=plan.group_size,
             sampling=sampling,
             has_baseline=plan.has_baseline,
         )
         self._open[lease.lease_id] = OpenLease(lease=lease, producer_id=producer_id, sync_index=sync_index)
-        self._next_id += 1
+        self._next_id += lease_id == self._next_id
         self.producer_idle.change(producer_id, 1)
         return lease
 
@@ -107,6 +119,11 @@ class LeaseTable:
             and entry.sync_index <= sync_index
             and entry.lease.prompt.purpose == "train"
         )
+
+    def open_ids(self, purpose: Purpose) -> dict[str, int]:
+        """Return the leases of the prompts of a purpose that are being sampled, by uid."""
+        leases = [entry.lease for entry in self._open.values() if entry.lease.prompt.purpose == purpose]
+        return {lease.prompt.uid: lease.lease_id for lease in leases}
 
     def uids(self, purpose: Purpose) -> list[str]:
         """Return the uids of the prompts that `num_open` counts."""

@@ -40,6 +40,11 @@ class Membership:
         return any(version >= self.published_version for version in self._versions.values())
 
     @property
+    def is_first_awaited(self) -> bool:
+        """Return True until the first producer has joined."""
+        return not self._versions and not self._lost
+
+    @property
     def is_committing(self) -> bool:
         """Return True while a producer has staged weights that it does not serve yet."""
         return bool(self._committing)
@@ -112,6 +117,11 @@ class Membership:
         self.sync_index += 1
         self.published_version = version
         self._sync_index_of[version] = self.sync_index
+
+    @property
+    def sync_index_of(self) -> Mapping[int, int]:
+        """Return the sync that sent each policy version."""
+        return self._sync_index_of
 
     def staleness(self, version: int) -> int:
         """Return the number of syncs completed since the one that sent `version`."""

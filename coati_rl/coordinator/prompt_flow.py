@@ -121,6 +121,11 @@ class PromptFlow:
         """Add a group to be trained, leased after this sync."""
         self._finished.append(FinishedGroup(group=group, sync_index=sync_index))
 
+    def recover(self, group: RolloutGroup, *, sync_index: int) -> None:
+        """Add a group of the ledger, after a resume."""
+        self.add(group, sync_index=sync_index)
+        self._awaits_leases = True
+
     def is_over(self) -> bool:
         """Return True when no further batch can be filled, or none is to be."""
         if self.is_stopped:

@@ -5,6 +5,7 @@ Consumes: finished groups. Produces: leases, or the reason why there is none. No
 
 from collections.abc import Sequence
 
+from coati_rl.coordinator.leases import OpenLease
 from coati_rl.coordinator.run_state import RunState
 from coati_rl.data.packed_group import PackedGroup
 from coati_rl.errors import ConfigError, RunError
@@ -28,6 +29,7 @@ class PromptLeasing:
         """Remove a producer; its prompts are issued again."""
         if self._state.members.remove(producer_id):
             lost = self._state.leases.revoke(producer_id)
+            self._state.ledger.lost(producer_id)
             self._state.event("producer_lost", producer=producer_id, cause=cause, prompts_reissued=lost)
             self._state.record_sync()
 
@@ -59,10 +61,13 @@ class PromptLeasing:
         """Lease up to `max_prompts` prompts."""
         state, leases = self._state, list[Lease]()
         while len(leases) < max_prompts and self.refusal(producer_id, is_drained=is_drained) is None:
+            num_drawn = state.queue.num_drawn
             lease = state.leases.issue(producer_id, self._draw, sync_index=state.members.sync_index)
             if lease is None:
                 break
             leases.append(lease)
+            is_drawn = state.queue.num_drawn > num_drawn
+            state.ledger.leased(lease, producer_id, number=num_drawn if is_drawn else None)
             state.changed.notify_all()  # a resumed run trains once its slots are leased
         return LeaseReply(
             leases=tuple(leases),
@@ -81,13 +86,15 @@ class PromptLeasing:
             try:
                 group = packed.unpack(closed.lease.prompt, temperature=closed.lease.sampling.temperature)
             except ValueError as error:
-                self._give_up(closed.lease, f"the group of producer {producer_id} is inconsistent: {error}")
+                self._give_up(closed, f"the group of producer {producer_id} is inconsistent: {error}")
                 continue
             num_accepted += 1
             if group.prompt.purpose == "eval":
                 state.evaluation.add(group)
-            elif state.stats.counts.add(group):
-                state.flow.add(group, sync_index=closed.sync_index)
+            else:
+                state.ledger.finished(group, sync_index=closed.sync_index)
+                if state.stats.counts.add(group):
+                    state.flow.add(group, sync_index=closed.sync_index)
         self._write_evaluation_if_done()
         state.progressed()
         return num_accepted
@@ -95,16 +102,17 @@ class PromptLeasing:
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
         """Drop a prompt that could not be rolled out: it is recorded and counted, and its slot is freed."""
         if (closed := self._state.leases.close(lease_id, producer_id)) is not None:
-            self._give_up(closed.lease, cause)
+            self._give_up(closed, cause)
 
-    def _give_up(self, lease: Lease, cause: str) -> None:
+    def _give_up(self, closed: OpenLease, cause: str) -> None:
         """Record and count a prompt without a group, after its lease was closed."""
-        state = self._state
+        state, lease = self._state, closed.lease
         state.event("rollout_failed", uid=lease.prompt.uid, cause=cause)
         if lease.prompt.purpose == "eval":
             state.evaluation.add_failure(lease.prompt)
             self._write_evaluation_if_done()
         else:
+            state.ledger.failed(closed, cause)
             state.stats.counts.add_failed(lease.group_size, cause)
 
     def _draw(self) -> Prompt | None:

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coati_rl.checkpoint.ledger_resume import RecoveredRollouts
+from coati_rl.checkpoint.ledger_writer import LedgerWriter
 from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.coordinator.checkpoint_schedule import CheckpointSchedule
 from coati_rl.coordinator.evaluation import EvaluationRounds
 from coati_rl.coordinator.event_log import EventLog
 from coati_rl.coordinator.leases import LeaseTable
+from coati_rl.coordinator.ledger import Ledger
 from coati_rl.coordinator.logprob_mismatch import LogprobMismatchMonitor
 from coati_rl.coordinator.membership import Membership
 from coati_rl.coordinator.prompt_flow import PromptFlow
@@ -34,6 +37,7 @@ class RunStart:
 
     position: Position | None = None  # of the checkpoint that it is resumed from
     untrained: UntrainedRollouts | None = None  # of that checkpoint
+    recovered: RecoveredRollouts | None = None  # rolled out since, of the ledger
     probe: Sequence[int] = ()  # token ids whose log-probabilities verify a weight sync; none: syncs are not verified
 
 
@@ -41,31 +45,43 @@ class RunState:
     """Create the parts; all but the lock and the writer are used under the lock."""
 
     def __init__(
-        self, settings: CoordinatorSettings, source: PromptSource, evaluation: EvaluationRounds, start: RunStart
+        self,
+        settings: CoordinatorSettings,
+        source: PromptSource,
+        evaluation: EvaluationRounds,
+        start: RunStart,
+        ledger: LedgerWriter | None = None,
     ) -> None:
         position, untrained, queue = (
             start.position or Position(),
             start.untrained or UntrainedRollouts(),
             PromptQueue(source),
         )
+        recovered = start.recovered or RecoveredRollouts(num_drawn=position.num_drawn, waiting=position.waiting)
         if start.position is not None:
-            queue.resume(position.num_drawn, position.waiting)
+            queue.resume(recovered.num_drawn, recovered.waiting)
             evaluation.resume(position.step, position.last_evaluated)
         self.changed = threading.Condition()  # the lock; notified when the state changes
         self.settings = settings
         self.evaluation = evaluation
-        self.leases = LeaseTable(settings.sampling_plans, seed=settings.seed)
+        self.leases = LeaseTable(settings.sampling_plans, seed=settings.seed, former_ids=recovered.lease_ids)
         self.flow = PromptFlow(settings, queue, self.leases, position, untrained.finished)
-        self.members = Membership(start_version=position.step, sync_index_of=untrained.sync_index_of)
+        sync_index_of = {**untrained.sync_index_of, **recovered.sync_index_of}
+        self.members = Membership(start_version=position.step, sync_index_of=sync_index_of)
         self.turns = Turns(self.members, self.flow, evaluation, are_taken=settings.takes_turns)
         self.mismatch_monitor = LogprobMismatchMonitor(settings.mismatch, settings.sync)
+        identities = {**untrained.identities, **recovered.identities}
         self.syncs = WeightSyncs(
-            settings, self.members, self.mismatch_monitor, probe=start.probe, identities=untrained.identities
+            settings, self.members, self.mismatch_monitor, probe=start.probe, identities=identities
         )
         self.stats = StepStats(settings, position, untrained)
         self.checkpoint_schedule = CheckpointSchedule(
             settings, position, queue, self.flow, self.members, evaluation, self.stats, self.syncs.identities
         )
+        self.queue = queue
+        self.ledger = Ledger(ledger, self.members, self.syncs.identities)
+        self.ledger.start(position, start.recovered)
+        self._take_up(recovered)
         self.events = EventLog()
         self.writer = BackgroundWriter(self._wake)  # of rollouts and evaluations, without the lock
         self.num_unwritten_steps = 0  # reported by trainers, but not yet sent to the driver
@@ -76,7 +92,11 @@ class RunState:
     @property
     def problem(self) -> str | None:
         """Return why the run cannot continue; None while it can."""
-        return self._failure or self.mismatch_monitor.problem or self.stats.counts.problem() or self.writer.problem
+        return self._failure or self.mismatch_monitor.problem or self.stats.counts.problem() or self._disk_problem
+
+    @property
+    def _disk_problem(self) -> str | None:
+        return self.writer.problem or self.ledger.problem
 
     @property
     def idle_s(self) -> float:
@@ -112,6 +132,15 @@ class RunState:
         if record := self.syncs.take_record():
             self.event("sync", **record)
         self.progressed()
+
+    def _take_up(self, recovered: RecoveredRollouts) -> None:
+        """Count what the ledger holds as if it came in now."""
+        self.stats.counts.expect(len(recovered.finished))
+        for each in recovered.finished:
+            if self.stats.counts.add(each.group):
+                self.flow.recover(each.group, sync_index=each.sync_index)
+        for failed in recovered.failed:
+            self.stats.counts.add_failed(failed.num_samples, failed.cause)
 
     def _wake(self) -> None:
         with self.changed:

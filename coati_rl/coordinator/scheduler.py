@@ -46,11 +46,7 @@ class Scheduler:
         if (update := self._later_update(is_over=is_over)) is not None:
             return update
         if state.flow.is_stopped:
-            return (
-                Assembly(make=state.checkpoint_schedule.take())
-                if state.checkpoint_schedule.has_unsaved_step
-                else self._finish()
-            )
+            return self._save() if state.checkpoint_schedule.has_unsaved_step else self._finish()
         return (
             self._sync(index, is_over=is_over)
             or self._at_boundary(is_over=is_over)
@@ -110,6 +106,7 @@ class Scheduler:
             return Wait(reason=f"{members.missing}, for the weight sync to version {step}")
         if is_due:
             members.complete_sync(step)
+            state.ledger.version(step)
             self._is_corrected = (
                 state.mismatch_monitor.is_corrected
             )  # only here, as within a rollout step the old policy must not change
@@ -129,6 +126,11 @@ class Scheduler:
             return wait
         if not state.writer.is_idle:  # a checkpoint must not count rollouts that are not in the files
             return Wait(reason=f"waiting for rollouts to be written, before the checkpoint of step {state.flow.step}")
+        return self._save()
+
+    def _save(self) -> Assembly:
+        state = self._state
+        state.ledger.checkpoint(state.flow.position(), state.leases)
         return Assembly(make=state.checkpoint_schedule.take())
 
     def _train_or_end(self, is_over: bool) -> Assembly | Wait:
@@ -139,6 +141,8 @@ class Scheduler:
             return Wait(reason=f"waiting for {members.committing}, the last one")
         if is_over:
             return self._finish()
+        if state.evaluation.is_running and members.is_first_awaited:  # a resumed run may have all groups of its step
+            return Wait(reason=f"{members.missing}, for the evaluation of step {state.flow.step}")
         chosen = state.flow.choose_groups(members.sync_index)
         if isinstance(chosen, Wait):
             return Wait(reason=f"{members.missing}; {chosen.reason}") if members.missing else chosen
@@ -150,9 +154,11 @@ class Scheduler:
         """Make the mini-batch of these groups, and with a step's last one its statistics."""
         stats, staleness, is_corrected = self._state.stats, self._state.members.staleness, self._is_corrected
         summaries: list[StepSummary] = []
+        ledger, written = self._state.ledger, self._state.ledger.in_step(chosen.step, chosen.groups)
 
         def make() -> list[Work]:
             batches = chosen.batcher.add(chosen.groups)
+            ledger.wait_durable(written)
             if draft is not None:  # no sync completes meanwhile, as the next item is not decided yet
                 summaries.append(draft.summarise(chosen.batcher.close(), staleness=staleness))
             return [TrainWork(batch=batch, is_corrected=is_corrected) for batch in batches]

@@ -29,6 +29,7 @@ class TrainingReports:
         state = self._state
         self._handle_mismatch(state.mismatch_monitor.sampled_problem(step + 1, metrics))
         metrics = {**metrics, "producer_idle_fraction": state.leases.producer_idle.take()}
+        state.ledger.settled(step)
         for record, closed in state.stats.report(step, metrics):
             state.num_unwritten_steps += 1
             state.writer.submit(partial(self._write_step, record, closed))
@@ -58,6 +59,7 @@ class TrainingReports:
     def saved(self, step: int, path: str) -> None:
         """Record that a checkpoint is complete."""
         self._state.checkpoint_schedule.being_written = None
+        self._state.ledger.saved(step)
         self._state.event("checkpoint", step=step, path=path)
         self._state.writer.submit(self._name_best)
 

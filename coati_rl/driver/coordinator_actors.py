@@ -4,6 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coati_rl.checkpoint.best import best_checkpoint
+from coati_rl.checkpoint.ledger_files import LEDGER, delete_ledger
+from coati_rl.checkpoint.ledger_writer import LedgerWriter
+from coati_rl.config import Config
 from coati_rl.config.thresholds import thresholds
 from coati_rl.coordinator.coordinator import Coordinator
 from coati_rl.coordinator.dataset_coordinator import TRAIN, DatasetCoordinator, DatasetRunSettings
@@ -15,6 +18,7 @@ from coati_rl.coordinator.run_state import RunStart
 from coati_rl.coordinator.settings import coordinator_settings
 from coati_rl.data.dataset_source import DatasetSource
 from coati_rl.data.prompt_source import probe_tokens
+from coati_rl.disk import disk_errors
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.preflight.prepared_run import Prepared
 from coati_rl.processes.actor_process import ActorContext, enter_actor
@@ -50,9 +54,21 @@ class CoordinatorActor(Coordinator):
             RunStart(
                 position=prepared.resume.position if prepared.resume else None,
                 untrained=prepared.resume.untrained if prepared.resume else None,
+                recovered=prepared.resume.recovered if prepared.resume else None,
                 probe=probe_tokens(source.first(settings.max_probe_tokens), settings.max_probe_tokens),
             ),
+            _ledger(config, paths),
         )
+
+
+def _ledger(config: Config, paths: RunPaths) -> LedgerWriter | None:
+    """Return the ledger's writer; without one, a ledger of the run before its resumption is deleted."""
+    directory = paths.run_dir / LEDGER
+    if config.run.ledger:
+        return LedgerWriter(directory, max_bytes=int(config.run.ledger_max_gb * 10**9))
+    with disk_errors(directory):
+        delete_ledger(directory)
+    return None
 
 
 class DatasetCoordinatorActor(DatasetCoordinator):

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from coati_rl.checkpoint.directory import read_state
+from coati_rl.checkpoint.ledger_files import LEDGER, read_ledger
 from tests.integration.runs.conftest import ROOT, Run, ended_runs
 
 pytestmark = pytest.mark.full
@@ -62,3 +63,4 @@ def test_a_full_disk_ends_a_run_with_path_and_remedy_and_its_checkpoints_stay(
     state = read_state(newest)
     assert f"; resume from step {state['step']} with: " in last
     assert len(run.records()) >= state["step"], "what is saved is recorded"
+    assert [*read_ledger(run.run_dir / LEDGER)], "it is intact up to its last whole frame"

@@ -77,15 +77,25 @@ def make_settings():
 def make_coordinator(make_settings, make_prompts, tmp_path: Path):
     """A coordinator of `make_settings`."""
 
-    def make(num_prompts=8, *, eval_prompts=0, num_episodes=1, start=None, untrained=None, **changes):
+    def make(
+        num_prompts=8,
+        *,
+        eval_prompts=0,
+        num_episodes=1,
+        start=None,
+        untrained=None,
+        recovered=None,
+        ledger=None,
+        directory=tmp_path,
+        **changes,
+    ):
         settings = make_settings(**changes)
         source = DatasetPrompts(make_prompts(num_prompts), num_episodes=num_episodes, seed=0)
         tasks = {"arithmetic": make_prompts(eval_prompts, "arithmetic")} if eval_prompts else {}
-        evaluation = EvaluationRounds(tasks, tmp_path / "eval", plan=settings.sampling_plans["eval"])
-        recorder = RolloutRecorder(tmp_path / "rollouts")
-        return DirectCoordinator(
-            settings, source, evaluation, recorder, RunStart(position=start, untrained=untrained, probe=(1, 2, 3))
-        )
+        evaluation = EvaluationRounds(tasks, directory / "eval", plan=settings.sampling_plans["eval"])
+        recorder = RolloutRecorder(directory / "rollouts")
+        begins = RunStart(position=start, untrained=untrained, recovered=recovered, probe=(1, 2, 3))
+        return DirectCoordinator(settings, source, evaluation, recorder, begins, ledger)
 
     return make
 

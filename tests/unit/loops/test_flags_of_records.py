@@ -5,6 +5,7 @@ The part of a test's name before two underscores is the field (see test_flags.py
 
 import pytest
 
+from coati_rl.checkpoint.ledger_files import LEDGER, read_ledger
 from coati_rl.config.cli import build_config
 from coati_rl.errors import ConfigError
 
@@ -47,3 +48,16 @@ def test_keep_gradients__deletes_files_of_earlier_steps_and_0_writes_none(run_in
         [1, 2, 3, 4],
         expected,
     )
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_ledger__is_there_after_the_last_checkpoint(run_in_threads, is_on):
+    trace = run_in_threads({"ledger": is_on, "max_steps": 1})
+    kinds = [each.kind for each in read_ledger(trace.paths.run_dir / LEDGER)]
+    assert kinds == (["checkpoint", "saved"] if is_on else [])
+
+
+@pytest.mark.parametrize(("limit", "is_reached"), [(4.0, False), (1e-7, True)])
+def test_ledger_max_gb__bounds_what_it_has_of_rollouts(run_in_threads, caplog, limit, is_reached):
+    run_in_threads({"ledger_max_gb": limit, "max_steps": 2})
+    assert any("has reached --ledger-max-gb" in message for message in caplog.messages) == is_reached

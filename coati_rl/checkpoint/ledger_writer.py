@@ -1,0 +1,166 @@
+"""Append records to a ledger in a thread of its own, and make them durable in batches.
+
+Consumes: records, and the orders to begin a segment or to delete earlier ones. Waits for: the batch, at most half a
+second, less if somebody waits for a record. Is unblocked by: `append`, `wait_durable`. Produces: frames, each durable
+before the next one is begun. A caller waits for the disk in `wait_durable` and `flush` alone.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from coati_rl.checkpoint.ledger_files import append, begin_segment, delete_segments, segment_of, segments_in
+from coati_rl.checkpoint.ledger_frames import encode_frame
+from coati_rl.disk import disk_errors
+from coati_rl.errors import RunError
+from coati_rl.observability.background_writer import BackgroundWriter
+
+logger = logging.getLogger(__name__)
+
+BATCH_S = 0.5  # for which records are gathered; with the time of a write, the most that a power cut can take
+_FRAME_BYTES = 2**26  # of records, before compression; a batch of more has several frames
+
+Encode = Callable[[], bytes]  # encodes a record, in the writer's thread
+
+
+class LedgerWriter:
+    """Write the ledger of a run; all methods may be called from any thread."""
+
+    def __init__(self, directory: Path, *, max_bytes: int | None = None, batch_s: float = BATCH_S) -> None:
+        """Take the directory, and the bytes past which groups are no longer written; None: without a limit."""
+        self._directory, self._max_bytes, self._batch_s = directory, max_bytes, batch_s
+        self._changed = threading.Condition()
+        self._orders: list[Callable[[], None]] = []
+        self._num_appended = self._num_durable = 0
+        self._is_urgent = self._is_queued = False
+        self._writer = BackgroundWriter(self._wake)
+        # Of the writer's thread.
+        self._segment = segment_of(directory, max((each.number for each in segments_in(directory)), default=0))
+        self._batch: list[bytes] = []
+        self._batch_bytes = self._num_frames = 0
+        self._size = 0  # of the segment
+        self._size_before = 0  # of earlier ones that are still there
+        self._begun_for: dict[int, int] = {}  # step of a checkpoint -> its segment
+        self._is_full = False
+
+    @property
+    def problem(self) -> str | None:
+        """Return why the ledger can no longer be written; None while it can."""
+        return self._writer.problem
+
+    @property
+    def num_appended(self) -> int:
+        """Return the number of the last record, from 1."""
+        return self._num_appended
+
+    @property
+    def num_durable(self) -> int:
+        """Return the number of the last record that is on the disk."""
+        return self._num_durable
+
+    def append(self, encode: Encode, *, is_group: bool = False) -> int:
+        """Add a record. Returns: its number."""
+        return self._order(lambda: self._add(encode, is_group=is_group))
+
+    def begin(self, encode: list[Encode], *, is_start: bool = False, step: int = 0) -> int:
+        """Begin a segment with these records, of a run's start or of a checkpoint. Returns: the number of the last one.
+
+        Args:
+            encode: its records, the first of which says of what it is.
+            is_start: earlier segments are deleted when it is written.
+            step: of the checkpoint, for `drop_before`.
+        """
+        return self._order(lambda: self._begin(encode, is_start=is_start, step=step))
+
+    def drop_before(self, step: int) -> None:
+        """Delete the segments before that of a checkpoint, which is complete."""
+        self._order(lambda: self._drop_before(step))
+
+    def wait_durable(self, number: int, *, timeout_s: float) -> None:
+        """Wait until a record is on the disk. Raises: RunError if it cannot be written, or is not in time."""
+        with self._changed:
+            self._is_urgent = self._is_urgent or self._num_durable < number
+            self._changed.notify_all()
+            is_there = self._changed.wait_for(lambda: self._num_durable >= number or bool(self.problem), timeout_s)
+        if self.problem is not None:
+            raise RunError(self.problem)
+        if not is_there:
+            raise RunError(f"{self._directory}: a record is not written after {timeout_s:g} s; check that disk")
+
+    def flush(self, *, timeout_s: float) -> None:
+        """Wait for all records; see `wait_durable`."""
+        self.wait_durable(self._num_appended, timeout_s=timeout_s)
+
+    def _order(self, order: Callable[[], None]) -> int:
+        with self._changed:
+            self._orders.append(order)
+            self._num_appended += 1
+            number, is_new, self._is_queued = self._num_appended, not self._is_queued, True
+        if is_new:
+            self._writer.submit(self._write_batch)
+        return number
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    # --- in the writer's thread ------------------------------------------------------------------------------------
+
+    def _write_batch(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_urgent, self._batch_s)
+            orders, self._orders = self._orders, []
+            number, self._is_urgent, self._is_queued = self._num_appended, False, False
+        with disk_errors(self._segment.path):
+            for order in orders:
+                order()
+            self._write_frame()
+        with self._changed:
+            self._num_durable = number
+            self._changed.notify_all()
+
+    def _add(self, encode: Encode, *, is_group: bool) -> None:
+        size = self._size_before + self._size + self._batch_bytes
+        if is_group and self._max_bytes is not None and size >= self._max_bytes:
+            if not self._is_full:
+                self._is_full = True
+                logger.warning(
+                    "%s has reached --ledger-max-gb: until the next checkpoint rollouts are not written to it",
+                    self._directory,
+                )
+            return
+        record = encode()
+        self._batch.append(record)
+        self._batch_bytes += len(record)
+        if self._batch_bytes >= _FRAME_BYTES:
+            self._write_frame()
+
+    def _write_frame(self) -> None:
+        if not self._batch:
+            return
+        frame = encode_frame(self._batch, segment=self._segment.number, number=self._num_frames)
+        append(self._segment.path, frame, size=self._size)
+        self._size += len(frame)
+        self._num_frames += 1
+        self._batch, self._batch_bytes = [], 0
+
+    def _begin(self, encode: list[Encode], *, is_start: bool, step: int) -> None:
+        self._write_frame()
+        segment = segment_of(self._directory, self._segment.number + 1)
+        size = begin_segment(segment, [each() for each in encode])
+        self._size_before = 0 if is_start else self._size_before + self._size
+        self._segment, self._size, self._num_frames = segment, size, 1
+        self._begun_for[step] = segment.number
+        if is_start:
+            delete_segments(self._directory, before=segment.number)
+
+    def _drop_before(self, step: int) -> None:
+        if (number := self._begun_for.get(step)) is None:
+            return
+        self._write_frame()
+        delete_segments(self._directory, before=number)
+        self._begun_for = {at: begun for at, begun in self._begun_for.items() if begun >= number}
+        kept = [each for each in segments_in(self._directory) if each.number < self._segment.number]
+        self._size_before = sum(each.path.stat().st_size for each in kept)
+        self._is_full = False

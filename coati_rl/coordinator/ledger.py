@@ -1,0 +1,120 @@
+"""Note the coordinator's decisions in the run's ledger, each as it is made.
+
+Decisions about training prompts and groups, steps, weights and checkpoints; evaluations are repeated after a resume,
+and are not noted. `ledger_resume` reads what a resumption uses, the rest says what the run did up to its last second.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from coati_rl.checkpoint.ledger_files import CHECKPOINT
+from coati_rl.checkpoint.ledger_frames import Record
+from coati_rl.checkpoint.ledger_resume import (
+    FAILED,
+    FINISHED,
+    LEASED,
+    RecoveredRollouts,
+    base_record,
+    finished_record,
+    start_records,
+)
+from coati_rl.checkpoint.ledger_writer import LedgerWriter
+from coati_rl.checkpoint.position import Position
+from coati_rl.coordinator.leases import LeaseTable, OpenLease
+from coati_rl.coordinator.membership import Membership
+from coati_rl.types import Lease, RolloutGroup
+
+__all__ = ["FAILED", "FINISHED", "LEASED", "Ledger"]
+
+_TIMEOUT_S = 20.0  # for which a step waits for the disk
+
+
+class Ledger:
+    """Note decisions; called under the coordinator's lock, but for `wait_durable` and `flush`.
+
+    Without a writer nothing is noted, and nothing waited for.
+    """
+
+    def __init__(self, writer: LedgerWriter | None, members: Membership, identities: dict[int, str]) -> None:
+        """Take the writer; `identities`: of weights, by policy version, as syncs add them."""
+        self._writer = writer
+        self._members = members
+        self._identities = identities
+        self._not_durable: dict[str, int] = {}  # uid of a finished group -> its record
+
+    @property
+    def problem(self) -> str | None:
+        """Return why it can no longer be written; None while it can."""
+        return None if self._writer is None else self._writer.problem
+
+    def start(self, position: Position, recovered: RecoveredRollouts | None) -> None:
+        """Begin the ledger of a run, or of its resumption, which replaces what was there."""
+        if self._writer is not None:
+            self._writer.begin(start_records(position, recovered), is_start=True, step=position.step)
+
+    def leased(self, lease: Lease, producer_id: int, *, number: int | None) -> None:
+        """Note that a prompt is leased; `number` in the draw order if it was drawn for it."""
+        if lease.prompt.purpose == "train":
+            fields = {"uid": lease.prompt.uid, "lease": lease.lease_id, "number": number}
+            self._note(LEASED, **fields, producer=producer_id, sync=self._members.sync_index)
+
+    def finished(self, group: RolloutGroup, *, sync_index: int) -> None:
+        """Note a finished training group, whole."""
+        if self._writer is None:
+            return
+        encode = finished_record(group, sync_index, self._members.sync_index_of, self._identities)
+        durable = self._writer.num_durable
+        self._not_durable = {uid: number for uid, number in self._not_durable.items() if number > durable}
+        self._not_durable[group.prompt.uid] = self._writer.append(encode, is_group=True)
+
+    def failed(self, closed: OpenLease, cause: str) -> None:
+        """Note that a training prompt could not be rolled out."""
+        fields = {"uid": closed.lease.prompt.uid, "num_samples": closed.lease.group_size, "cause": cause}
+        self._note(FAILED, **fields, sync=closed.sync_index)
+
+    def lost(self, producer_id: int) -> None:
+        """Note that a producer's leases are void."""
+        self._note("lost", producer=producer_id)
+
+    def in_step(self, step: int, groups: Iterable[RolloutGroup]) -> int:
+        """Note that groups are trained in a step, from 0. Returns: the record that has to be durable before."""
+        uids = [group.prompt.uid for group in groups]
+        self._note("in_step", step=step, uids=uids)
+        return max((self._not_durable.get(uid, 0) for uid in uids), default=0)
+
+    def settled(self, step: int) -> None:
+        """Note that an optimizer step, from 0, is taken."""
+        self._note("settled", step=step)
+
+    def version(self, version: int) -> None:
+        """Note that all producers hold a policy version."""
+        identity = self._identities.get(version)
+        self._note("version", version=version, sync=self._members.sync_index, identity=identity)
+
+    def checkpoint(self, position: Position, leases: LeaseTable) -> None:
+        """Begin a segment with a checkpoint that is ordered."""
+        if self._writer is not None:
+            base = base_record(
+                CHECKPOINT, position, sync_index=self._members.sync_index, open_leases=leases.open_ids("train")
+            )
+            self._writer.begin([base.to_bytes], step=position.step)
+
+    def saved(self, step: int) -> None:
+        """Note that a checkpoint is complete: what was before it is deleted."""
+        if self._writer is not None:
+            self._note("saved", step=step)
+            self._writer.drop_before(step)
+
+    def wait_durable(self, number: int) -> None:
+        """Wait until a record is on the disk; without the lock. Raises: RunError if it cannot be written."""
+        if self._writer is not None and number > self._writer.num_durable:
+            self._writer.wait_durable(number, timeout_s=_TIMEOUT_S)
+
+    def flush(self, *, timeout_s: float) -> None:
+        """Wait until all records are on the disk; without the lock. Raises: RunError if they cannot be written."""
+        if self._writer is not None:
+            self._writer.flush(timeout_s=timeout_s)
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        if self._writer is not None:
+            self._writer.append(Record(kind=kind, fields=fields).to_bytes)

@@ -203,9 +203,14 @@ class TrainingConfig(JobConfig):
         return RewardActors()
 
     @property
+    def engine_urls(self) -> tuple[str, ...]:
+        """Servers that are the engines, one of each producer; empty if engines are the run's own."""
+        return ()
+
+    @property
     def num_devices(self) -> int:
         """GPUs of a run in GPU mode."""
-        engines = 0 if self.takes_turns else self.num_producers * self.producer_width
+        engines = 0 if self.takes_turns or self.engine_urls else self.num_producers * self.producer_width
         return engines + self.parallel.num_trainers + self.parallel.ref_devices + self.reward_models.num_gpus
 
     @property

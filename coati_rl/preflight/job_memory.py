@@ -211,7 +211,7 @@ def backend_of(config: Config, hf_config: Any, device: Device) -> CollectiveBack
         device=device,
         is_one_node=not config.cluster.master_address,
         update_bytes=update_bytes(config, hf_config, device),
-        in_turns=config.takes_turns,
+        in_turns=config.stages_on_host,
     )
 
 

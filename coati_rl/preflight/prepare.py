@@ -98,7 +98,7 @@ def prepare(
     check_engines(config, device)
     given = config.parallel.model_fields_set
     config = with_device_defaults(config, device)
-    is_one_node, in_turns = not config.cluster.master_address, config.takes_turns
+    is_one_node, in_turns = not config.cluster.master_address, config.stages_on_host
     choose_backend(config.sync.weight_transport, device=device, is_one_node=is_one_node, in_turns=in_turns)
     say = partial(print_lines, prog=config.prog())
     with slow_phase("preparing, 1 of 3: the rows are read", say):

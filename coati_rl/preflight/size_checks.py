@@ -20,7 +20,7 @@ def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[st
     """Return the device, and warnings. Raises: ConfigError when this machine has too few GPUs."""
     parallel, reward_gpus = config.parallel, config.reward_models.num_gpus
     engines = f"{parallel.num_inferencer} * {parallel.producer_tensor_parallel_size}"
-    terms = [] if config.takes_turns else [("P * ptp", engines)]
+    terms = [] if config.stages_on_host else [("P * ptp", engines)]
     terms += [("T", str(parallel.num_trainers)), *([("R", str(reward_gpus))] if reward_gpus else [])]
     terms += [("N", str(parallel.ref_devices))] if parallel.ref_devices else []
     names, numbers = (" + ".join(each) for each in zip(*terms, strict=True))

@@ -70,7 +70,7 @@ def publishing(
         host=host,
         is_one_node=not config.cluster.master_address,
         directory=directory,
-        in_turns=config.takes_turns,
+        in_turns=config.stages_on_host,
     )
     with closing(sender):
         send, start_commits = _make_send(backend, config, connect, reports, sender)

@@ -31,7 +31,7 @@ def _check_backend(backend: str) -> str:
     """Return the value. Raises: ValueError for another engine, and for what is no URL of a server."""
     urls = server_urls(backend)
     if not urls and backend not in ENGINES:
-        raise ValueError("Input should be 'vllm', 'transformers', 'fake' or http://HOST:PORT of a vLLM server")
+        raise ValueError("use vllm, transformers, fake or http://HOST:PORT of a vLLM server")
     for url in urls:
         _check_url(url)
     if twice := next((url for url in urls if urls.count(url) > 1), None):

@@ -1,6 +1,6 @@
 """Set how responses are sampled."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
@@ -26,6 +26,11 @@ def _check_temperature(temperature: float) -> float:
 
 
 Temperature = Annotated[float, AfterValidator(_check_temperature)]
+
+
+def own_engine() -> Any:
+    """Return the field of a command whose engine is in a process of its own."""
+    return experiment("vllm", "Generation engine; fake is deterministic noise for dry runs and tests.", short="-b")
 
 
 class SamplingConfig(Section):

@@ -24,7 +24,9 @@ _READY_S = 240.0
 
 
 @contextmanager
-def vllm_server(model: Path, log: Path, *, has_loader: bool = False, max_model_len: int = 256) -> Iterator["VllmServer"]:
+def vllm_server(
+    model: Path, log: Path, *, has_loader: bool = False, max_model_len: int = 256
+) -> Iterator["VllmServer"]:
     """A server that answers; it is killed at the end, with its processes."""
     server = VllmServer(model, log, has_loader=has_loader, max_model_len=max_model_len)
     try:

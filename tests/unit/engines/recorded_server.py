@@ -68,6 +68,8 @@ class RecordedServer:
         if self.holds is not None:
             self.holds.wait(20)
         status, reply = copy.deepcopy(self.replies["/inference/v1/generate"])
+        if status != 200:
+            return status, reply
         reply["choices"] = reply["choices"][: body["sampling_params"].get("n", 1)]
         for choice in reply["choices"]:
             for span in choice["weight_versions"]:

@@ -5,6 +5,8 @@ import threading
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from coati_rl.errors import ConfigError, EngineError
 from producer.engines.served import server as served_server
@@ -42,10 +44,22 @@ def harness(server, models, tmp_path):
     engine = HostedEngine(
         server.url, {"model": str(models[0]), "max_model_len": 256, "policy_version": -1, "weights_dir": str(tmp_path)}
     )
-    harness = Harness(engine, models)
+    harness = Harness(engine, ())
     yield harness
     engine.shutdown()
     harness.sender.close()
+
+
+@pytest.fixture
+def trained(harness, checkpoints_loaded):
+    """The same with weights to send."""
+    harness.models = checkpoints_loaded
+    return harness
+
+
+@pytest.fixture(scope="module")
+def checkpoints_loaded(models):
+    return [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in models]
 
 
 @pytest.fixture
@@ -115,33 +129,33 @@ def test_an_abort_is_sent_until_the_request_is_answered(harness, server):
 # ---- weights ----
 
 
-def test_an_update_is_loaded_while_paused_and_the_cache_is_reset_before_the_version_changes(harness, server, tmp_path):
+def test_an_update_is_loaded_while_paused_and_the_cache_is_reset_before_the_version_changes(trained, server, tmp_path):
     server.asked.clear()
-    assert harness.sync(1) == 0
+    assert trained.sync(1) == 0
     steps = [path for path in server.paths() if path != "/health"]
     assert steps == [
         "/pause", "/collective_rpc", "/weight_checker", "/reset_prefix_cache", "/update_weight_version", "/resume"
     ]  # fmt: skip
-    for name, tensor in harness.weights(1):
+    for name, tensor in trained.weights(1):
         assert hashlib.sha256(server.loaded[name].numpy()).digest() == hashlib.sha256(tensor.numpy()).digest()
-    assert harness.complete(PROMPT, max_new_tokens=3)[0].policy_versions.tolist() == [0, 0, 0]
+    assert trained.complete(PROMPT, max_new_tokens=3)[0].policy_versions.tolist() == [0, 0, 0]
     assert not [*tmp_path.rglob("*.safetensors")], "removed"
 
 
-def test_a_server_that_has_not_taken_the_weights_is_refused_by_name(harness, server):
+def test_a_server_that_has_not_taken_the_weights_is_refused_by_name(trained, server):
     server.ignores_updates = True
-    version = harness.stage_checkpoint(1)
+    version = trained.stage_checkpoint(1)
     with pytest.raises(EngineError, match=f"{server.url} has stale weights: it was told to load version {version}"):
-        harness.engine.commit_weights(version, in_flight=False, timeout_s=20.0)
+        trained.engine.commit_weights(version, in_flight=False, timeout_s=20.0)
     with pytest.raises(EngineError, match="stale weights"):
-        harness.complete(PROMPT)  # nothing is sampled with them
+        trained.complete(PROMPT)  # nothing is sampled with them
 
 
-def test_a_server_that_cannot_read_the_file_is_refused_with_the_path(harness, server):
+def test_a_server_that_cannot_read_the_file_is_refused_with_the_path(trained, server):
     server.replies["reload_weights"] = REPLIES["reload_failed"]
-    version = harness.stage_checkpoint(1)
+    version = trained.stage_checkpoint(1)
     with pytest.raises(EngineError, match=r"has not loaded version 0 from .*version-0, which it must reach"):
-        harness.engine.commit_weights(version, in_flight=False, timeout_s=20.0)
+        trained.engine.commit_weights(version, in_flight=False, timeout_s=20.0)
 
 
 def test_tokens_of_weights_that_this_run_has_not_sent_end_the_engine(harness, server):
@@ -249,6 +263,6 @@ def test_a_server_without_its_development_endpoints_is_refused_with_the_variable
 
 def test_no_server_at_an_address_is_a_refusal(models, tokenizer):
     asker = Server("http://127.0.0.1:9")
-    with pytest.raises(ConfigError, match="-b http://127.0.0.1:9: no server answers there"):
+    with pytest.raises(ConfigError, match=r"-b http://127\.0\.0\.1:9: no server answers there"):
         check_server(asker, models[0], dtype="float32", max_model_len=256, timeout_s=0.5, tokenizer=tokenizer)
     asker.close()

@@ -18,7 +18,8 @@ from producer.engines.checkpoint import read_entries
 from producer.engines.served.server import Server
 
 LOADER = "producer.engines.served.loading_worker.LoadingWorker"  # for vLLM's --worker-extension-cls
-_ASK_S = 15.0
+_ASK_S = 60.0
+_SETTINGS_S = 180.0  # the first time a server looks at its whole system
 _NORM = "norm.weight"  # whose tensors no layout cuts or joins
 _KEY = re.compile(r"dp\d+:pp\d+:pcp\d+:tp\d+:")
 _LINEAR = re.compile(r"\((\w+)\): \w+Linear\(in_features=(\d+), output_features=(\d+)")
@@ -82,7 +83,7 @@ def checksums(server: Server, *, timeout_s: float) -> dict[str, set[str]]:
 
 def _settings(server: Server) -> Mapping[str, Any]:
     try:
-        found = server.get("/server_info?config_format=json", timeout_s=_ASK_S).get("vllm_config")
+        found = server.get("/server_info?config_format=json", timeout_s=_SETTINGS_S).get("vllm_config")
     except CallError as error:
         raise ConfigError(
             f"-b {server.url}: it does not say what it is ({shorten(error, 100)}); start vLLM's server with the "

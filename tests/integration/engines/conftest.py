@@ -118,13 +118,22 @@ def model_harness(harness: Harness) -> Harness:
     return harness
 
 
+@pytest.fixture
+def stepwise_harness(harness: Harness) -> Harness:
+    """For tests that need each step of the model in the test's hands, which a server's are not."""
+    return harness
+
+
+_WITHOUT = {"model_harness": "fake", "stepwise_harness": "server"}  # the backend that is left out of a fixture's tests
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the fake engine out where a model is needed: deselected, since there is nothing to run, not skipped."""
+    """Leave backends out where what is tested is not there: deselected, since there is nothing to run, not skipped."""
 
-    def lacks_model(item: pytest.Item) -> bool:
-        if "model_harness" not in getattr(item, "fixturenames", ()):
-            return False
-        return "fake" in getattr(getattr(item, "callspec", None), "params", {}).get("harness", ())
+    def is_left_out(item: pytest.Item) -> bool:
+        of_item = getattr(getattr(item, "callspec", None), "params", {}).get("harness", ())
+        names = getattr(item, "fixturenames", ())
+        return any(name in names and backend in of_item for name, backend in _WITHOUT.items())
 
-    config.hook.pytest_deselected(items=[item for item in items if lacks_model(item)])
-    items[:] = [item for item in items if not lacks_model(item)]
+    config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
+    items[:] = [item for item in items if not is_left_out(item)]

@@ -9,7 +9,6 @@ from coati_rl.config.control import ControlConfig
 from coati_rl.config.critic import CriticConfig
 from coati_rl.config.data import DataConfig
 from coati_rl.config.distillation import DistillationConfig
-from coati_rl.config.engine_urls import server_urls
 from coati_rl.config.environment import EnvironmentConfig
 from coati_rl.config.fields import Section
 from coati_rl.config.optimizer import OptimizerConfig
@@ -102,16 +101,6 @@ class Config(TrainingConfig):
     def num_producers(self) -> int:
         """Inference engines."""
         return self.parallel.num_inferencer
-
-    @property
-    def engine_urls(self) -> tuple[str, ...]:
-        """Servers that are the engines, one of each producer; empty if engines are the run's own."""
-        return server_urls(self.sampling.backend)
-
-    @property
-    def stages_on_host(self) -> bool:
-        """Whether producers receive weights in host memory, having no GPU, or not its turn."""
-        return self.takes_turns or bool(self.engine_urls)
 
     @property
     def producer_width(self) -> int:

@@ -9,9 +9,10 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 from coati_rl.config.config import Config
-from coati_rl.config.engine_urls import server_problems, shown_backend
+from coati_rl.config.engine_urls import shown_backend
 from coati_rl.config.named_values import named_values
 from coati_rl.config.plan import resolve_precision
+from coati_rl.config.server_rules import server_problems
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
 

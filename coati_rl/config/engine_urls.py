@@ -3,16 +3,13 @@
 Each URL is one inference engine: producer i uses the i-th one.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator
 
 from coati_rl.reward_url import redacted
-
-if TYPE_CHECKING:
-    from coati_rl.config.config import Config
 
 ENGINES = ("vllm", "transformers", "fake")
 
@@ -52,25 +49,6 @@ def _check_url(url: str) -> None:
 
 
 Backend = Annotated[str, AfterValidator(_check_backend)]
-
-
-def server_problems(config: "Config") -> Iterator[str]:
-    """Return why a run cannot use the servers of its -b, each with a remedy."""
-    urls = server_urls(config.sampling.backend)
-    if not urls:
-        return
-    engines = config.parallel.num_inferencer
-    if engines != len(urls):
-        yield f"-b names {len(urls)} servers, -i {engines} engines: each engine is one server; use -i {len(urls)}"
-    if config.takes_turns:
-        yield "--colocate with -b URL: a server has devices of its own; leave --colocate out"
-    if config.lora.sent_adapter is not None:
-        yield "--lora-sync adapter with -b URL: a server gets whole weights; use --lora-sync merged"
-    if config.sampling.max_num_seqs is not None:
-        yield (
-            f"--max-num-seqs {config.sampling.max_num_seqs} with -b URL: has no effect; give --max-num-seqs to the "
-            "server"
-        )
 
 
 class ServerShares:

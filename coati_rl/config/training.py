@@ -7,6 +7,7 @@ from pydantic import field_validator, model_validator
 
 from coati_rl.config.cluster import ClusterConfig
 from coati_rl.config.data import DatasetFields
+from coati_rl.config.engine_urls import server_urls
 from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.config.lora import LoraConfig
 from coati_rl.config.model import ModelConfig
@@ -205,7 +206,7 @@ class TrainingConfig(JobConfig):
     @property
     def engine_urls(self) -> tuple[str, ...]:
         """Servers that are the engines, one of each producer; empty if engines are the run's own."""
-        return ()
+        return server_urls(getattr(getattr(self, "sampling", None), "backend", ""))
 
     @property
     def num_devices(self) -> int:

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from coati.ray_cluster import cluster
     from coati.samples import advantages, group_samples, rows
     from coati.trainer import Trainer
+    from coati.training_session import TrainingSession
     from coati_rl.samples import Sample
     from consumer.own_module import Split
     from producer.engine_client import Completion
     from rewards.registry import get_reward as reward
 
 __all__ = [
-    "Completion", "Engine", "ModuleTrainer", "Push", "Sample", "Split", "Trainer", "advantages", "cluster",
-    "group_samples", "reward", "rows",
+    "Completion", "Engine", "ModuleTrainer", "Push", "Sample", "Split", "Trainer", "TrainingSession", "advantages",
+    "cluster", "group_samples", "reward", "rows",
 ]  # fmt: skip
 
 _HOMES = {
@@ -33,6 +34,7 @@ _HOMES = {
     "Sample": "coati_rl.samples",
     "Split": "consumer.own_module",
     "Trainer": "coati.trainer",
+    "TrainingSession": "coati.training_session",
     "cluster": "coati.ray_cluster",
     "reward": "rewards.registry",
 }

@@ -121,7 +121,8 @@ class _Updates:
         if not directory.is_dir():
             return
         reader = CheckpointReader(directory)
-        check_kinds(reader.kinds, state_kinds(config.optimizer), directory)
+        expected = state_kinds(config.optimizer)
+        check_kinds(reader.kinds, expected, directory, has_optimizer_files=reader.has_optimizer_files)
         unpack_state(self._optimizer, self.masters, lambda name, kind: reader.get(kind, name), reader.kinds)
 
     def step(self, gradients: Mapping[str, Tensor], settings: OptimizerConfig, learning_rate: float) -> None:

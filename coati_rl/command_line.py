@@ -32,6 +32,7 @@ COMMANDS = {
     "merge": ("consumer.merge_command:main", "merge an adapter into its base: a Hugging Face model, checked"),
     "weights": ("coati_rl.checkpoint.weights_command:main", "say which weights a directory holds, and how two differ"),
     "serve": ("producer.__main__:serve", "serve a model over HTTP by OpenAI's API"),
+    "tinker-serve": ("coati.tinker_serve:main", "serve training and sampling of many adapters by Tinker's API"),
     "serve-rewards": ("rewards.__main__:serve", "serve scores over HTTP to runs on this machine or others"),
 }
 

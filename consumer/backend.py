@@ -27,6 +27,7 @@ from coati_rl.protocols import LossFn, Role
 from coati_rl.transport.manifest import TensorEntry
 from consumer.backend_config import BackendConfig
 from consumer.checkpoint import CheckpointReader
+from consumer.chosen_parallelism import make_parallelism
 from consumer.loaded_models import load_models
 from consumer.models.float32_compute import Float32Compute
 from consumer.models.policy_model import DTYPES, Output, make_input
@@ -47,23 +48,7 @@ def make_backend(config: BackendConfig, *, device: torch.device, timeout_s: floa
         timeout_s: time limit of a collective, in seconds.
     Raises: ConfigError, EngineError.
     """
-    parallelism: Parallelism
-    if config.plugin == "fsdp2":
-        from consumer.parallel.fsdp import FullyShardedParallelism
-
-        parallelism = FullyShardedParallelism(precision=config.precision, device=device)
-    else:
-        from consumer.parallel.hybrid import HybridParallelism  # imports ColossalAI, which takes seconds
-
-        parallelism = HybridParallelism(
-            tp_size=config.tp_size,
-            pp_size=config.pp_size,
-            zero_stage=config.zero_stage,
-            precision=config.precision,
-            device=device,
-            timeout_s=timeout_s,
-        )
-    return Backend(config, parallelism)
+    return Backend(config, make_parallelism(config, device=device, timeout_s=timeout_s))
 
 
 class Backend:
@@ -109,10 +94,7 @@ class Backend:
         model = self._views.get(role) or self._model(role)
         with collective("score a mini-batch"):
             count = self.parallelism.num_micro_batches(len(micro_batches))
-            inputs = [
-                make_input(micro_batch, device=self.device, output=output)
-                for micro_batch in _padded(micro_batches, count)
-            ]
+            inputs = [make_input(each, device=self.device, output=output) for each in _padded(micro_batches, count)]
             return model.score(inputs)[: len(micro_batches)]
 
     def score_elsewhere(self, roles: Collection[str], scorers: Scorers) -> None:
@@ -233,16 +215,18 @@ class Backend:
         state: dict[str, Any],
         files: Mapping[str, bytes] | None = None,
         objective: Mapping[str, Any] | None = None,
+        weights_only: int | None = None,
     ) -> None:
         """Write a checkpoint to `directory`, which appears complete or not at all. The first rank adds its `files`.
 
         The state of the objective is that of a rank with the LM head, which alone has the sums that it adapts to.
+        `weights_only`: leave out the optimizers' states, and keep so many directories, for a replay.
 
         Raises: RunError on every rank if it cannot be written.
         """
         own = json.dumps(dict(objective or {})) if self.layout.is_last_stage else ""
         adapted = next(text for text in self.parallelism.agree(lambda: own) if text)
-        date = self._config.template_date
+        date, keep = self._config.template_date, weights_only or self._config.keep_checkpoints
         save_models(
             directory,
             self.policy,
@@ -259,7 +243,8 @@ class Backend:
             },
             tokenizer_files=self._tokenizer_files,
             files=files or {},
-            keep=self._config.keep_checkpoints,
+            keep=keep,
+            has_optimizer=weights_only is None,
         )
 
     def restore(self, directory: Path) -> None:

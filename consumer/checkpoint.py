@@ -49,6 +49,7 @@ class CheckpointWriter:
         max_file_bytes: int = MAX_FILE_BYTES,
         nested_partial: Path | None = None,
         peft: Mapping[str, Any] | None = None,
+        has_optimizer: bool = True,
     ) -> None:
         """Assign parameters to files.
 
@@ -59,6 +60,7 @@ class CheckpointWriter:
             max_file_bytes: bytes of weights per file, unless one tensor is larger.
             nested_partial: where another checkpoint's writer keeps it until it publishes both; None: a sibling.
             peft: contents of adapter_config.json, of a directory that holds adapters; None: it holds a model.
+            has_optimizer: the states of optimizers are written, too.
         """
         self.directory = directory
         self._infos = infos
@@ -66,12 +68,20 @@ class CheckpointWriter:
         self._partial = nested_partial or directory.with_name(f".{directory.name}.partial")
         self._is_nested = nested_partial is not None
         self._peft = peft
+        self.has_optimizer = has_optimizer
         self.files = cut_into_files(infos, dtype.itemsize, max_file_bytes)  # names of parameters, file by file
 
     def nested(self, role: str, infos: Sequence[ParameterInfo], peft: Mapping[str, Any] | None) -> "CheckpointWriter":
         """Return the writer of another model of the same checkpoint, in a directory of its own."""
         directory, partial = role_directory(self.directory, role), role_directory(self._partial, role)
-        return CheckpointWriter(directory, infos, dtype=self._dtype, nested_partial=partial, peft=peft)
+        return CheckpointWriter(
+            directory,
+            infos,
+            dtype=self._dtype,
+            nested_partial=partial,
+            peft=peft,
+            has_optimizer=self.has_optimizer,
+        )
 
     def begin(self) -> None:
         """Create an empty partial directory. Raises: RunError on a disk error, as do the other methods."""
@@ -188,8 +198,11 @@ class CheckpointReader:
     def __init__(self, directory: Path) -> None:
         """Open the files. Raises: ConfigError if they cannot be read."""
         self.directory = directory
+        paths = sorted(directory.glob("*.safetensors"))
+        # Of an optimizer that has taken no step, as where all groups were dropped, they may be without a tensor.
+        self.has_optimizer_files = any(path.name.startswith("optimizer") for path in paths)
         try:
-            self._files = [safe_open(path, "pt") for path in sorted(directory.glob("*.safetensors"))]
+            self._files = [safe_open(path, "pt") for path in paths]
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{directory} is not a checkpoint to resume from: {error}") from error
         self._where = {

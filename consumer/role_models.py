@@ -225,19 +225,20 @@ class RoleModel:
             full = reader.get(kind, name)
             return full if full is None or full.dim() == 0 else self.parameters.state_part(name, full)
 
-        check_kinds(reader.kinds, state_kinds(self._settings()), reader.directory)
+        expected = state_kinds(self._settings())
+        check_kinds(reader.kinds, expected, reader.directory, has_optimizer_files=reader.has_optimizer_files)
         with self.memory.used("optimizer", changes=True):
             unpack_state(self.torch_optimizer, self.masters(), part, reader.kinds)
 
     def _parts(
         self, writer: CheckpointWriter, *, before_own: Callable[[], object]
     ) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Tensor] | None]]:
-        """Yield this rank's files: number, full weights and full optimizer tensors (None: frozen), on the CPU.
+        """Yield this rank's files: number, full weights and full optimizer tensors (None: none), on the CPU.
 
         The data-parallel ranks of a stage take its files in turn. Tensors are gathered one at a time, by all ranks that
         hold a part; a rank calls `before_own` before it keeps those of its own files.
         """
-        is_trained = self.torch_optimizer is not None
+        is_trained = writer.has_optimizer and self.torch_optimizer is not None
         masters = self.masters() if is_trained else {}
         own, parameters = {info.name for info in self._of_this_stage(self.saved_infos)}, self.parameters
         layout = self._parallelism.layout

@@ -29,6 +29,7 @@ def save_models(
     tokenizer_files: Mapping[str, bytes],
     files: Mapping[str, bytes],
     keep: int | None,
+    has_optimizer: bool = True,
 ) -> None:
     """Write a checkpoint, which appears complete or not at all; collective.
 
@@ -43,10 +44,11 @@ def save_models(
         tokenizer_files: by name, beside each model.
         files: further ones, by name.
         keep: checkpoints to keep in the parent directory; None: all.
+        has_optimizer: the states of optimizers are written, too.
     Raises: RunError on every rank if it cannot be written.
     """
     agree, is_first_rank = parallelism.agree, parallelism.layout.sender == 0
-    writer = CheckpointWriter(directory, policy.saved_infos, dtype=dtype, peft=policy.peft)
+    writer = CheckpointWriter(directory, policy.saved_infos, dtype=dtype, peft=policy.peft, has_optimizer=has_optimizer)
     agree(writer.begin if is_first_rank else None)
     written = agree(lambda: json.dumps(policy.write(writer)))
     for role, model, its_settings in others:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coati_rl.checkpoint.directory import ROLLOUTS_FILE
+from coati_rl.config.kept_weights import KeptWeights
 from coati_rl.data.packing import build_mini_batch
 from coati_rl.errors import RunError
 from coati_rl.observability.idle import IdleFraction
@@ -77,6 +78,8 @@ class TrainLoop:
         hand_over: HandOver = _without_turns,
         on_dataset: OnDataset = _without_dataset,
         on_step: Callable[[], None] = lambda: None,
+        kept_weights: KeptWeights | None = None,
+        kept_weights_dir: Path = Path(),
         timeline: Timeline = NO_TIMELINE,
     ) -> None:
         self._rank = rank
@@ -90,6 +93,7 @@ class TrainLoop:
         self._is_reporter = is_reporter  # True on the one rank that reports optimizer steps
         self._checkpoint_dir = checkpoint_dir
         self._on_step = on_step  # called after every optimizer step (the profiler's clock)
+        self._kept_weights, self._kept_weights_dir = kept_weights, kept_weights_dir
         self._is_over = False
         self._reason = ""  # last reported reason for waiting
         self._timeline = timeline
@@ -163,7 +167,19 @@ class TrainLoop:
             times = {"step_s": self._step_began - began, "rollout_wait_s": self._wait_s}
             self._reports.report_step(step, {**metrics, **times, "trainer_idle_fraction": self._idle.take()})
         self._wait_s = 0.0
+        if self._kept_weights is not None and (step + 1) % self._kept_weights.interval == 0:
+            self._keep_weights(step + 1, train_step, last=self._kept_weights.last)
         self._on_step()
+
+    def _keep_weights(self, step: int, train_step: TrainStep, *, last: int) -> None:
+        """Write the trained weights for a replay. `step`: optimizer steps taken."""
+        with self._timeline.span("keep weights", step=step):
+            self._backend.save(
+                self._kept_weights_dir / f"step-{step}",
+                state={"step": step},
+                objective=train_step.objective_state(),
+                weights_only=last,
+            )
 
     def _save(self, work: SaveWork) -> None:
         path = self._checkpoint_dir / f"step-{work.step}"

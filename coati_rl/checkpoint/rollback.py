@@ -11,19 +11,22 @@ from pathlib import Path
 
 from coati_rl.checkpoint.directory import checkpoints_in, step_of
 from coati_rl.observability.records import step_of_record
-from coati_rl.observability.step_files import GRADIENTS
+from coati_rl.observability.step_files import GRADIENTS, TOKEN_RATIOS
 
 _EVALUATION = re.compile(r".*-step-(\d+)\.jsonl")
 
 
 def set_aside_records(step: int, aside: Path, *, run_dir: Path, rollouts: Path, evaluation: Path) -> None:
-    """Restore metrics, syncs, rollouts, gradients and evaluations to their content after a step."""
+    """Restore metrics, syncs, rollouts, gradients, ratios and evaluations to their content after a step."""
     for name in ("metrics.jsonl", "syncs.jsonl"):
         _split(run_dir / name, step, aside)
     for path in sorted(rollouts.glob("*.jsonl")):
         _split(path, step, aside / "rollouts")
     for path in sorted((run_dir / GRADIENTS).glob("*.jsonl")):
         _split(path, step, aside / GRADIENTS)
+    for path in sorted((run_dir / TOKEN_RATIOS).glob("step-*.jsonl")):
+        if (number := re.fullmatch(r"step-(\d+)", path.stem)) and int(number[1]) > step:
+            _move(path, aside / TOKEN_RATIOS)
     for path in sorted(evaluation.glob("*.jsonl")):
         match = _EVALUATION.fullmatch(path.name)
         if match is None:
@@ -32,11 +35,14 @@ def set_aside_records(step: int, aside: Path, *, run_dir: Path, rollouts: Path, 
             _move(path, aside / "eval")
 
 
-def set_aside_checkpoints(step: int, aside: Path, *, checkpoints: Path) -> None:
-    """Move checkpoints after a step: a later one would count as the newest, and outlive those still to be written."""
+def set_aside_checkpoints(step: int, aside: Path, *, checkpoints: Path, name: str = "checkpoints") -> None:
+    """Move checkpoints after a step: a later one would count as the newest, and outlive those still to be written.
+
+    Weights that are kept for a replay are directories like them. `name`: of the directory in `aside`.
+    """
     for checkpoint in checkpoints_in(checkpoints):
         if step_of(checkpoint) > step:
-            _move(checkpoint, aside / "checkpoints")
+            _move(checkpoint, aside / name)
 
 
 def free_name(path: Path) -> Path:

@@ -9,6 +9,7 @@ from coati_rl.config.cluster import ClusterConfig
 from coati_rl.config.data import DatasetFields
 from coati_rl.config.engine_urls import server_urls
 from coati_rl.config.fields import Section, execution, experiment
+from coati_rl.config.kept_weights import KeptWeights
 from coati_rl.config.lora import LoraConfig
 from coati_rl.config.model import ModelConfig
 from coati_rl.config.optimizer import OptimizerConfig
@@ -118,6 +119,13 @@ class TrainingRunConfig(Section):
         "compares with; 0: none.",
         ge=0,
     )
+    keep_weights: str | None = execution(
+        None,
+        "Write the trained weights, without the optimizer's state, after N optimizer steps each and keep the last M of "
+        "them, so that coati-rl replay need not train the steps before them again. Without last=M it is 10. None: none "
+        "are kept beside checkpoints.",
+        metavar="every=N[,last=M]",
+    )
     save_on_interrupt: bool = execution(
         True, "On Ctrl-C or SIGTERM, write a checkpoint of the weights as they are, within --interrupt-grace-s."
     )
@@ -141,6 +149,18 @@ class TrainingRunConfig(Section):
             if value == 0 or value < -1:
                 raise ValueError(f"--{name.replace('_', '-')} {value}: use a positive number of steps, or -1 for off")
         return self
+
+    @field_validator("keep_weights")
+    @classmethod
+    def _check_kept_weights(cls, text: str | None) -> str | None:
+        if text is not None:
+            KeptWeights.parse(text)
+        return text
+
+    @property
+    def kept_weights(self) -> KeptWeights | None:
+        """Return which steps' weights are kept for a replay; None: those of checkpoints alone."""
+        return None if self.keep_weights is None else KeptWeights.parse(self.keep_weights)
 
     @property
     def outputs(self) -> dict[str, str | None]:

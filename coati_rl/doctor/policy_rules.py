@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from coati_rl.doctor.rule import POOR, WRONG, Rule
-from coati_rl.doctor.run_data import RunData, reward_change
+from coati_rl.doctor.run_data import RunData, reward_change, reward_error
 from coati_rl.run_reader.rollout import Rollout
 
 _TRUNCATED = 0.3  # share of responses in the first steps
@@ -114,10 +114,14 @@ def entropy_explosion(run: RunData) -> str | None:
     """Compare the entropy of the last steps with the first: three times as much, and above 1 nat per token.
 
     A policy that learns becomes surer; one that becomes random has an entropy bonus that outweighs its rewards, or
-    updates that are noise.
+    updates that are noise. If it has no bonus, and the reward rises by four standard errors while responses grow, what
+    they say does not matter to the reward, and `length_growth` is the cause.
     """
     early, late = run.early("entropy_mean"), run.late("entropy_mean")
     if not run.is_rl or early is None or late is None or late < max(_RANDOM_ENTROPY, _MORE_ENTROPY * early):
+        return None
+    has_bonus = bool(run.config.get("entropy_coeff")) or run.config.get("entropy_target") is not None
+    if not has_bonus and _reward_rises(run) and length_growth(run) is not None:
         return None
     return (
         f"the entropy was {early:.2g} nats per token in the first steps and is {late:.2g} in the last, with "
@@ -141,6 +145,11 @@ def _tokens(rollout: Rollout) -> Sequence[object]:
     if tokens is None:
         return rollout.response
     return tokens[:-1] if rollout.finish_reason == "stop" else tokens
+
+
+def _reward_rises(run: RunData) -> bool:
+    early, late, error = run.early("reward_mean"), run.late("reward_mean"), reward_error(run)
+    return early is not None and late is not None and error is not None and late - early >= 4 * error
 
 
 def _lengths(run: RunData) -> tuple[float, float] | None:

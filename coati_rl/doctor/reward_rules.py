@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from coati_rl.doctor.rule import POOR, WRONG, Rule
-from coati_rl.doctor.run_data import RunData
+from coati_rl.doctor.run_data import RunData, reward_error
 from coati_rl.text import shorten
 
 _MIN_STEPS = 3  # before a rule about all steps says anything
@@ -131,11 +131,9 @@ def reward_falls(run: RunData) -> str | None:
 
     It has fallen below 0.7 times, and by four standard errors of a step's prompts: not by chance.
     """
-    early, late, deviation = run.early("reward_mean"), run.late("reward_mean"), run.early("reward_std")
-    prompts = run.early("groups_total")
-    if early is None or late is None or not deviation or not prompts or early <= 0:
+    early, late, error = run.early("reward_mean"), run.late("reward_mean"), reward_error(run)
+    if early is None or late is None or error is None or early <= 0:
         return None
-    error = deviation / prompts**0.5
     if late >= 0.7 * early or early - late < 4 * error:
         return None
     return f"the mean reward was {early:.3g} in the first steps and is {late:.3g} in the last"

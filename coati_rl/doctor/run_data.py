@@ -3,9 +3,8 @@
 Damaged lines are left out: a run that was killed while it wrote, and went on, has one in the middle of a file.
 """
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -17,6 +16,7 @@ from coati_rl.doctor.driver_log import NO_LOG, DriverLog, read_driver_log
 from coati_rl.doctor.source_files import UNKNOWN, SourceFiles, read_source_files
 from coati_rl.doctor.spans import Span, read_spans
 from coati_rl.errors import ConfigError
+from coati_rl.run_reader.json_lines import first_lines, last_lines
 from coati_rl.run_reader.rollout import Rollout
 from coati_rl.run_reader.run_directory import RunDirectory
 
@@ -83,19 +83,18 @@ class RunData:
 
 def read_run(directory: Path) -> RunData:
     """Read a run. Raises: ConfigError if the directory is none of a run."""
-    run = RunDirectory(directory)
+    run = RunDirectory(directory, skips_damaged=True)
     config = run.config()
     files = run.rollout_files()
-    steps = [
-        each for each in islice(objects_in(directory / "metrics.jsonl"), MAX_STEPS) if _is_finite(each.get("step"))
-    ]
+    steps = [each for each in islice(run.iterate_steps(), MAX_STEPS) if _is_finite(each.get("step"))]
+    part = {"max_lines": EXCERPT_LINES, "max_bytes": EXCERPT_BYTES}
     return RunData(
         config=config,
         steps=steps,
-        syncs=[*objects_in(directory / "syncs.jsonl")],
-        evaluations=[*objects_in(run.evaluation_summary)],
-        first_rollouts=_rollouts(_head(files[0]) if files else ()),
-        last_rollouts=_rollouts(_tail(files[-1]) if files else ()),
+        syncs=run.syncs(),
+        evaluations=run.evaluations(),
+        first_rollouts=_rollouts(first_lines(files[0], **part) if files else ()),
+        last_rollouts=_rollouts(last_lines(files[-1], **part) if files else ()),
         spans=read_spans(directory / "timeline"),
         log=read_driver_log(directory / "logs" / "driver.log"),
         sources=read_source_files(config),
@@ -109,32 +108,10 @@ def reward_change(run: RunData) -> str:
     return "" if early is None or late is None else f"; the mean reward went from {early:.3g} to {late:.3g}"
 
 
-def objects_in(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file's lines; what is damaged or missing is left out."""
-    if path.is_file():
-        with path.open("rb") as file:
-            yield from _parsed(file)
-
-
-def _parsed(lines: Iterator[bytes] | Any) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
-
-
-def _head(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
-        yield from _parsed(islice(file.read(EXCERPT_BYTES).split(b"\n"), EXCERPT_LINES))
-
-
-def _tail(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - EXCERPT_BYTES))
-        yield from _parsed(file.read(EXCERPT_BYTES).split(b"\n")[-EXCERPT_LINES:])
+def reward_error(run: RunData) -> float | None:
+    """Return the standard error of a step's mean reward over its prompts, of the first steps; None if not recorded."""
+    deviation, prompts = run.early("reward_std"), run.early("groups_total")
+    return deviation / prompts**0.5 if deviation and prompts else None
 
 
 def _rollouts(lines: Any) -> tuple[Rollout, ...]:

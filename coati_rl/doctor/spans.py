@@ -1,9 +1,10 @@
 """Read the spans of a run's timeline (docs/timeline.md): who was busy with what, and for how long."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from coati_rl.run_reader.json_lines import read_json_lines
 
 _NAMES = ("generate", "score", "wait for prompts", "wait for work", "train")  # that rules look at
 _MAX_ACTORS = 64
@@ -29,22 +30,20 @@ def read_spans(directory: Path) -> tuple[Span, ...]:
     """Return the spans of trainers and producers, of at most 64 actors; damaged lines are left out."""
     spans = []
     for path in sorted(directory.glob("*-*.jsonl"))[:_MAX_ACTORS]:
-        with path.open("rb") as file:
-            for line in file:
-                try:
-                    record = json.loads(line)
-                    if record["ph"] == "X" and record["name"] in _NAMES:
-                        spans.append(
-                            Span(
-                                actor=path.stem,
-                                name=record["name"],
-                                begin_s=record["begin_ns"] / 1e9,
-                                end_s=record["end_ns"] / 1e9,
-                                uid=str(record["args"].get("uid", "")),
-                            )
+        for record in read_json_lines(path, skips_damaged=True):
+            try:
+                if record["ph"] == "X" and record["name"] in _NAMES:
+                    spans.append(
+                        Span(
+                            actor=path.stem,
+                            name=record["name"],
+                            begin_s=record["begin_ns"] / 1e9,
+                            end_s=record["end_ns"] / 1e9,
+                            uid=str(record["args"].get("uid", "")),
                         )
-                except (ValueError, KeyError, TypeError, AttributeError):
-                    continue
+                    )
+            except (KeyError, TypeError, AttributeError):
+                continue
     return tuple(spans)
 
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 GRADIENTS = "gradients"  # in the run directory
+TOKEN_RATIOS = "token_ratios"  # likewise, a file a step, where a replay has written it
 STEPS_PER_FILE = 100
 _NAME = re.compile(r"steps-(\d+)-(\d+)\.jsonl")
 

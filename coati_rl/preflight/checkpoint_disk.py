@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from coati_rl.config.plan import TrainingPlan
 from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import free_bytes, size_text
-from coati_rl.processes.run_dir import checkpoint_bytes, checkpoint_directory
+from coati_rl.processes.run_dir import checkpoint_bytes, checkpoint_directory, kept_weights_bytes
 from coati_rl.text import count
 
 
@@ -37,3 +37,11 @@ def checkpoint_lines(config: TrainingConfig, plan: TrainingPlan) -> Iterator[str
         total = f"{size_text(each * number)}, {count(number, 'checkpoint')} of {size_text(each)}"
     free = size_text(free_bytes(checkpoint_directory(config)))
     yield f"{'disk of checkpoints':<24}about {total} ({free} free)"
+    if kept := kept_weights_total(config, plan.precision):
+        yield f"{'disk of kept weights':<24}about {size_text(kept)} at most (--keep-weights {config.run.keep_weights})"
+
+
+def kept_weights_total(config: TrainingConfig, precision: str) -> int:
+    """Return the bytes that --keep-weights takes at most: one more copy is whole before the oldest is deleted."""
+    kept = config.run.kept_weights
+    return 0 if kept is None else (kept.last + 1) * kept_weights_bytes(config, precision)

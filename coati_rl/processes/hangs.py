@@ -34,15 +34,13 @@ class HangTimeouts:
         time that its bytes take.
         """
         cluster = config.cluster
+        save_s = cluster.phase_timeout_s + slow_seconds(checkpoint_bytes)
+        writing = ("save",) if config.run.kept_weights is None else ("save", "train", "repeat", "keep weights")
         sync_s, loop_s = cluster.phase_timeout_s + config.transfer_timeout_s, cluster.phase_timeout_s + _CALLS_S
         return HangTimeouts(
             heartbeat_s=cluster.heartbeat_timeout_s,
             phase_s=cluster.phase_timeout_s,
-            floors={
-                "sync": sync_s,
-                "rollout loop": loop_s,
-                "save": cluster.phase_timeout_s + slow_seconds(checkpoint_bytes),
-            },
+            floors={"sync": sync_s, "rollout loop": loop_s, **dict.fromkeys(writing, save_s)},
         )
 
     def limit_s(self, phase: Phase) -> float | None:

@@ -27,12 +27,16 @@ def server_config(app: Any, **options: Any) -> uvicorn.Config:
 
     `options` take the place of uvicorn's others: protocol, limits, seconds.
     """
-    defaults = {"http": "h11", "timeout_keep_alive": _KEEP_ALIVE_S, "timeout_graceful_shutdown": _GRACE_S}
+    defaults = {
+        "http": "h11",
+        "lifespan": "off",
+        "timeout_keep_alive": _KEEP_ALIVE_S,
+        "timeout_graceful_shutdown": _GRACE_S,
+    }
     return uvicorn.Config(
         app,
         loop="asyncio",
         ws="none",
-        lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,

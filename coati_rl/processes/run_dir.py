@@ -21,6 +21,7 @@ from coati_rl.checkpoint.resumed_run import ResumedRun
 from coati_rl.checkpoint.rollback import free_name, set_aside_checkpoints, set_aside_records
 from coati_rl.config import Config
 from coati_rl.config.absolute_paths import with_absolute_paths
+from coati_rl.config.kept_weights import DIRECTORY as KEPT_WEIGHTS
 from coati_rl.config.lora import LoraConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import check_free_space, probe
@@ -61,12 +62,22 @@ def checkpoint_bytes(config: TrainingConfig, precision: str) -> int:
 
     Of all models in it that are on this machine; a reference that moves has its weights alone.
     """
+    return _saved_bytes(config, *((_BYTES_BF16, 2) if precision == "bf16" else (_BYTES_FP32, 4)))
+
+
+def kept_weights_bytes(config: TrainingConfig, precision: str) -> int:
+    """Estimate the size of one copy of the weights that --keep-weights writes."""
+    of_weights = 2 if precision == "bf16" else 4
+    return _saved_bytes(config, of_weights, of_weights)
+
+
+def _saved_bytes(config: TrainingConfig, of_trained: int, of_weights: int) -> int:
+    """Return the bytes of a run's models, from those of a parameter that is trained, and of one that only moves."""
     models, references = [config.model.model], list[str]()
     if isinstance(config, Config) and config.algorithm.has_critic:
         models.append(config.critic.critic_model or config.model.model)
     if isinstance(config, Config) and config.control.reference_moves is not None:
         references.append(config.model.model)
-    of_trained, of_weights = (_BYTES_BF16, 2) if precision == "bf16" else (_BYTES_FP32, 4)
     count = partial(_num_factors, config.lora) if config.lora.is_on else _num_parameters
     return sum(map(count, models)) * of_trained + sum(map(_num_parameters, references)) * of_weights
 
@@ -196,6 +207,7 @@ def _discard_what_follows(resume: ResumedRun, paths: RunPaths, *, is_same_run: b
     aside = free_name(paths.run_dir / "discarded" / f"after-step-{step}")
     if is_same_run:
         set_aside_records(step, aside, run_dir=paths.run_dir, rollouts=paths.rollouts, evaluation=paths.evaluation)
+        set_aside_checkpoints(step, aside, checkpoints=paths.run_dir / KEPT_WEIGHTS, name=KEPT_WEIGHTS)
         shutil.copy(paths.run_dir / "config.yaml", free_name(paths.run_dir / f"config-step-{step}.yaml"))
     if is_same_run or checkpoints.resolve() == paths.checkpoints.resolve():
         set_aside_checkpoints(step, aside, checkpoints=checkpoints)

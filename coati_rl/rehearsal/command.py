@@ -21,14 +21,14 @@ from coati_rl.config.rules import check
 from coati_rl.config.training import TrainingConfig
 from coati_rl.driver.command import exit_code_of
 from coati_rl.errors import CoatiError, ConfigError, RunError
+from coati_rl.processes.child_call import ObjectInChild
 from coati_rl.processes.exit_messages import print_lines
 from coati_rl.processes.run_dir import probe_outputs
 from coati_rl.processes.subreaper import run_under_subreaper
-from coati_rl.rehearsal.command_run import CommandRun
+from coati_rl.rehearsal.command_run import SLOW, CommandRun
 from coati_rl.rehearsal.preparation import Found, Machine, Preparation, Written
 from coati_rl.rehearsal.run_findings import failures, finding
 from coati_rl.rehearsal.stages import Stage, Stages
-from coati_rl.rehearsal.worker import Worker
 from coati_rl.run_reader.run_directory import RunDirectory
 from coati_rl.runtime.stand_in_nodes import StandInNodes, start_nodes
 from coati_rl.text import count
@@ -101,7 +101,7 @@ def _rehearse(
         config = _checked(job, flags)
         stage.finding = f"coati-rl {job}, rules and outputs"
     machine = Machine(gpu_gib=options.gpu_memory, nodes=options.nodes, gpus_per_node=options.gpus_per_node)
-    worker = Worker(lambda: Preparation(config, machine), scratch / "worker.log")
+    worker = ObjectInChild(lambda: Preparation(config, machine), scratch / "worker.log", when_late=SLOW)
     try:
         with stages.stage("preparation") as stage:
             found: Found = worker.call("prepare", timeout_s=stages.left_s(), what="the preparation of the real sizes")
@@ -143,7 +143,7 @@ def _memory(found: Found) -> str:
     return "; ".join(" ".join(line.partition(":")[0].split()) for line in lines) or "is not forecast"
 
 
-def _try_rewards(worker: Worker, config: Config, stages: Stages, stage: Stage) -> None:
+def _try_rewards(worker: ObjectInChild, config: Config, stages: Stages, stage: Stage) -> None:
     limit_s = min(_REWARDS_S, stages.left_s() / 4)
     tried = worker.call("try_rewards", limit_s, timeout_s=stages.left_s(), what="scoring rows of the dataset")
     if tried is None:
@@ -176,7 +176,7 @@ def _run(
     options: argparse.Namespace,
     scratch: Path,
     stages: Stages,
-    worker: Worker,
+    worker: ObjectInChild,
 ) -> None:
     """Train two steps, resume from the first checkpoint, and load the last one."""
     command = CommandRun(

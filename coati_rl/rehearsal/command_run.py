@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coati_rl.errors import ConfigError, RunError
-from coati_rl.rehearsal.worker import SLOW
 from coati_rl.runtime.stand_in_nodes import StandInNodes
 
+SLOW = " (--limit-s gives a slow machine more time)"  # after a deadline that has passed
 _GRACE_S = 20.0  # between the signal that ends a command and SIGKILL
 
 

@@ -25,7 +25,7 @@ from coati_rl.data.files import each_row
 from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.disk import free_bytes, size_text
 from coati_rl.errors import ConfigError
-from coati_rl.preflight.checkpoint_disk import num_checkpoints
+from coati_rl.preflight.checkpoint_disk import kept_weights_total, num_checkpoints
 from coati_rl.preflight.memory_check import passes
 from coati_rl.preflight.placement import Node, Request, assign_nodes, explain
 from coati_rl.preflight.prepared import PreparedJob
@@ -182,6 +182,7 @@ def _check_disk(prepared: PreparedJob) -> None:
     each, directory = checkpoint_bytes(config, plan.precision), checkpoint_directory(config)
     number, free = num_checkpoints(config, plan.num_steps) or 1, free_bytes(directory)
     if number * each <= free:
+        _check_disk_of_kept_weights(prepared)
         return
     fitting = free // each
     remedy = f"--keep-checkpoints {fitting - 1}" if fitting > 1 else "more space"
@@ -189,6 +190,18 @@ def _check_disk(prepared: PreparedJob) -> None:
         f"--save-interval {config.run.save_interval}: {count(number, 'checkpoint')} of about {size_text(each)} at "
         f"{directory}, where {size_text(free)} are free; use {remedy}, or another disk with --save-dir"
     )
+
+
+def _check_disk_of_kept_weights(prepared: PreparedJob) -> None:
+    """Raise ConfigError if the disk of the run directory cannot hold what --keep-weights writes."""
+    config = prepared.config
+    directory = Path(config.run.run_dir or "runs").absolute()
+    needed, free = kept_weights_total(config, prepared.plan.precision), free_bytes(directory)
+    if needed > free:
+        raise ConfigError(
+            f"--keep-weights {config.run.keep_weights}: takes about {size_text(needed)} at {directory}, where "
+            f"{size_text(free)} are free; use a smaller last=M, or another disk with --run-dir"
+        )
 
 
 def _check_places(prepared: PreparedJob, machine: Machine) -> None:

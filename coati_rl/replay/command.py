@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from coati_rl.errors import CoatiError
+from coati_rl.errors import CoatiError, ConfigError
 from coati_rl.replay.parts import Parts
 from coati_rl.replay.replay import Replay
 from coati_rl.replay.stage import Stage, conclusion, first_difference
@@ -21,13 +21,20 @@ def run_command(arguments: Sequence[str] | None, parts: Callable[[], Parts]) -> 
     parser.add_argument("run", type=Path, help="directory of a run, also of one that goes on")
     parser.add_argument("--step", type=int, required=True, help="optimizer step, from 1")
     parser.add_argument("--sample", metavar="UID", help="check the rollouts of this prompt alone, as the lines name it")
+    parser.add_argument(
+        "--ratios", action="store_true", help="write the ratio of each token beside the run, for coati-rl report"
+    )
     given = parser.parse_args(arguments)
     stages = list[Stage]()
     try:
-        replay = Replay(RunDirectory(given.run), parts())
+        if given.ratios and given.sample is not None:
+            raise ConfigError("--ratios: is of the whole step; leave --sample out")
+        replay = Replay(RunDirectory(given.run), parts(), with_ratios=given.ratios)
         for stage in replay.stages(given.step, given.sample):
             stages.append(stage)
             _print(stage.line)
+        if given.ratios:
+            _print(f"ratios of the tokens: {replay.write_ratios(given.step)}")
     except CoatiError as error:
         sys.stderr.write(f"{_PROG}: {printable(str(error))}\n")
         return 2

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from coati_rl.batch import MicroBatch
+from coati_rl.ops.distilled_loss import Direction
 from coati_rl.replay.parts import ReplayModel
 
 
@@ -26,26 +27,81 @@ def token_scores(model: ReplayModel, micro_batch: MicroBatch) -> tuple[Tensor, T
     return torch.stack(first), torch.stack(second)
 
 
+def distilled_scores(
+    model: ReplayModel, teacher: ReplayModel, micro_batch: MicroBatch, direction: Direction
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `token_scores` does, and the divergence of a teacher's distribution from the policy's at each token.
+
+    Both distributions are of the whole vocabulary, at the tokens' temperatures; the teacher's carries no gradient.
+
+    Args:
+        model: the policy.
+        teacher: with the same vocabulary.
+        micro_batch: of one sample a row.
+        direction: "reverse" is KL(policy || teacher), "forward" KL(teacher || policy).
+    Returns: float32[R, M] each; divergences in nats.
+    """
+    found = []
+    for row in range(len(micro_batch.token_ids)):
+        mask = _mask(micro_batch, row)
+        if not mask.any():
+            found.append((torch.zeros(len(mask)),) * 3)
+            continue
+        own = _log_distributions(model, micro_batch, row)
+        with torch.no_grad():
+            its = _log_distributions(teacher, micro_batch, row)
+        first, second = (own, its) if direction == "reverse" else (its, own)
+        divergence = (first.exp() * (first - second)).sum(dim=-1)
+        found.append((*_of_chosen(own, micro_batch, row), _spread(divergence, mask)))
+    logprobs, entropies, divergences = zip(*found, strict=True)
+    return torch.stack(logprobs), torch.stack(entropies), torch.stack(divergences)
+
+
 def _row_scores(model: ReplayModel, micro_batch: MicroBatch, row: int) -> tuple[Tensor, Tensor]:
-    arrays = micro_batch.loss_arrays
-    mask = torch.tensor(arrays["loss_mask"][row])
-    length = int(micro_batch.segments[micro_batch.segments[:, 0] == row, 2].sum())
-    if not length or not mask.any():
+    mask = _mask(micro_batch, row)
+    if not mask.any():
         nothing = torch.zeros(len(mask))
         return nothing, nothing
-    sources = torch.tensor(arrays["sources"][row])[mask]
-    chosen = torch.tensor(arrays["token_ids"][row])[mask]
-    ids = torch.tensor(micro_batch.token_ids[row : row + 1, :length])
-    if model.scalar_head is not None:
-        module: Any = model.module
-        hidden = module.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
-        values = model.scalar_head(hidden[sources]).squeeze(-1)
-        return _spread(values, mask), _spread(torch.zeros_like(values), mask)
-    logits = model.module(input_ids=ids, use_cache=False).logits[0, sources]
-    temperature = torch.tensor(arrays["temperature"][row])[mask] if "temperature" in arrays else torch.ones(len(chosen))
-    logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)
-    entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
-    return _spread(logprobs[torch.arange(len(chosen)), chosen], mask), _spread(entropy, mask)
+    if model.scalar_head is None:
+        return _of_chosen(_log_distributions(model, micro_batch, row), micro_batch, row)
+    module: Any = model.module
+    hidden = module.base_model(input_ids=_row_ids(micro_batch, row), use_cache=False).last_hidden_state[0]
+    values = model.scalar_head(hidden[_masked(micro_batch, "sources", row)]).squeeze(-1)
+    return _spread(values, mask), _spread(torch.zeros_like(values), mask)
+
+
+def _log_distributions(model: ReplayModel, micro_batch: MicroBatch, row: int) -> Tensor:
+    """Return [N, V], log p of the whole vocabulary at the N tokens of a row that the loss counts, with gradient."""
+    logits = model.module(input_ids=_row_ids(micro_batch, row), use_cache=False).logits
+    logits = logits[0, _masked(micro_batch, "sources", row)]
+    if "temperature" in micro_batch.loss_arrays:
+        logits = logits / _masked(micro_batch, "temperature", row)[:, None]
+    return torch.log_softmax(logits, dim=-1)
+
+
+def _of_chosen(distributions: Tensor, micro_batch: MicroBatch, row: int) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities of a row's tokens and the entropies there, float32[M] each."""
+    mask, chosen = _mask(micro_batch, row), _masked(micro_batch, "token_ids", row)
+    entropy = -(distributions.exp() * distributions).sum(dim=-1)
+    return _spread(distributions[torch.arange(len(chosen)), chosen], mask), _spread(entropy, mask)
+
+
+def _mask(micro_batch: MicroBatch, row: int) -> Tensor:
+    """Return the places of a row that the loss counts, bool[M]; none of an empty row."""
+    mask = torch.tensor(micro_batch.loss_arrays["loss_mask"][row])
+    return mask if _row_length(micro_batch, row) else torch.zeros_like(mask)
+
+
+def _masked(micro_batch: MicroBatch, name: str, row: int) -> Tensor:
+    return torch.tensor(micro_batch.loss_arrays[name][row])[_mask(micro_batch, row)]
+
+
+def _row_ids(micro_batch: MicroBatch, row: int) -> Tensor:
+    return torch.tensor(micro_batch.token_ids[row : row + 1, : _row_length(micro_batch, row)])
+
+
+def _row_length(micro_batch: MicroBatch, row: int) -> int:
+    return int(micro_batch.segments[micro_batch.segments[:, 0] == row, 2].sum())
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

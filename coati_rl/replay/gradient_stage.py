@@ -30,9 +30,14 @@ class Tolerance:
 
     metric: float  # relative, and absolute of numbers below 1
     gradient: float  # of a tensor's norm and signed sums, relative to its norm
-    # Where a tensor differs by more: times what plain transformers' rounding in the run's precision amounts to.
+    # Where a tensor differs by more: a signed sum, in norms of plain transformers' rounding in the run's precision. The
+    # norm of what was rounded is the deviation of such a sum, and the largest of a hundred is about three of these.
     rounding: float
+    whole: float | None  # likewise the norm of the whole gradient's difference, which is no single sum; None: any
     update: float | None  # norm of the difference of two updates, relative to that of one; None: it says nothing
+
+
+_WHOLE = 4.0  # the run packs, shards and fuses: its rounding is independent of plain transformers', and of another size
 
 
 def tolerance_of(precision: torch.dtype, *, is_retrained: bool) -> Tolerance:
@@ -43,8 +48,8 @@ def tolerance_of(precision: torch.dtype, *, is_retrained: bool) -> Tolerance:
     """
     if precision == torch.float32:
         near = 1e-3 if is_retrained else 1e-5
-        return Tolerance(metric=max(near, 2e-5), gradient=near, rounding=4.0, update=2e-2)
-    return Tolerance(metric=5e-2, gradient=1e-3, rounding=32.0 if is_retrained else 8.0, update=None)
+        return Tolerance(metric=max(near, 2e-5), gradient=near, rounding=3 * _WHOLE, whole=_WHOLE, update=2e-2)
+    return Tolerance(metric=5e-2, gradient=1e-3, rounding=32.0 if is_retrained else 8.0, whole=None, update=None)
 
 
 MASTER = "master"  # the kind of a checkpoint's float32 tensors
@@ -130,30 +135,57 @@ class _Compared:
             for tensor, values in recorded.items()
         }
         where = max(errors, key=errors.__getitem__)
-        figures = f"norm {self._norm:.6g}, {count(len(recorded), 'tensor')}; largest relative difference "
-        figures += f"{errors[where]:.2g} ({where})"
-        if errors[where] <= tolerance.gradient:
+        whole, estimate = self._whole(recorded)
+        figures = (
+            f"norm {self._norm:.6g}; as one vector {whole:.2g} off (norm of the difference about {estimate:.2g}); "
+        )
+        figures += f"{count(len(recorded), 'tensor')}, largest relative difference {errors[where]:.2g} ({where})"
+        if errors[where] <= tolerance.gradient and estimate <= tolerance.gradient:
             return checked(name, None, figures)
-        rounding = self._rounding()
+        rounding, of_whole = self._rounding()
+        if tolerance.whole is not None and estimate > max(tolerance.gradient, tolerance.whole * of_whole):
+            text = f"as one vector: norm of the difference about {estimate:.3g}, rounding explains {of_whole:.2g}"
+            return checked(name, text, "")
         limits = {each: max(tolerance.gradient, tolerance.rounding * amount) for each, amount in rounding.items()}
         beyond = [each for each, error in errors.items() if not error <= limits[each]]
         if not beyond:
-            return checked(name, None, f"{figures}, where the run's precision rounds by {rounding[where]:.2g}")
+            return checked(
+                name,
+                None,
+                f"{figures}, where the run's precision rounds by {rounding[where]:.2g}, of all {of_whole:.2g}",
+            )
         first = max(beyond, key=errors.__getitem__)
         norm = float(self._gradients[first].norm())
         text = f"{first}: relative difference {errors[first]:.3g}, norm recorded {recorded[first][0]:.9g}"
         return checked(name, f"{text}, recomputed {norm:.9g}; rounding explains {rounding[first]:.2g}", "")
 
-    def _rounding(self) -> dict[str, float]:
-        """Return the norm of each tensor's difference from that in the run's precision, relatively.
+    def _whole(self, recorded: Mapping[str, list[float]]) -> tuple[float, float]:
+        """Compare the gradient of all tensors as one vector, relative to its norm.
+
+        Returns: the largest difference of the norm and of the signed sums over all elements; and the norm of the
+            difference, estimated: a signed sum of the difference is the difference of signed sums, and the mean square
+            of sums with random signs is the squared norm.
+        """
+        own = torch.stack([_summary(self._gradients[name], name) for name in recorded])
+        its = torch.tensor([*recorded.values()], dtype=torch.float64)
+        norms, of_sums = (each[:, 0].square().sum().sqrt() for each in (own, its)), (own - its)[:, 1:]
+        one, other = norms
+        largest = max(float((one - other).abs()), float(of_sums.sum(dim=0).abs().max()))
+        estimate = float(of_sums.square().mean(dim=1).sum().sqrt())
+        size = max(self._norm, 1e-30)
+        return largest / size, estimate / size
+
+    def _rounding(self) -> tuple[dict[str, float], float]:
+        """Return the norm of each tensor's difference from that in the run's precision, relatively; and that of all.
 
         A signed sum of rounding errors, whose signs are random, is of the size of their norm.
         """
         rounded = self._training.rounded_gradient(self._role, self._batch)
+        norms = {name: float((gradient - rounded[name]).norm()) for name, gradient in self._gradients.items()}
+        whole = sum(norm**2 for norm in norms.values()) ** 0.5 / max(self._norm, 1e-30)
         return {
-            name: float((gradient - rounded[name]).norm()) / self._scale(name, float(gradient.norm()))
-            for name, gradient in self._gradients.items()
-        }
+            name: norm / self._scale(name, float(self._gradients[name].norm())) for name, norm in norms.items()
+        }, whole
 
     def _distance(self, name: str, one: Tensor, other: Tensor) -> float:
         return float((one - other).abs().max()) / self._scale(name, float(one[0]), float(other[0]))

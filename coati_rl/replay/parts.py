@@ -29,9 +29,6 @@ class StepObjective(Protocol):
     def entropies(self) -> Mapping[str, Role]: ...  # noqa: D102
 
     @property
-    def hidden_states(self) -> Mapping[str, Role]: ...  # noqa: D102
-
-    @property
     def needs_whole_step(self) -> bool: ...  # noqa: D102
 
     def rate_of(self, role: Role, step: int) -> float: ...  # noqa: D102

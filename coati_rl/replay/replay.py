@@ -6,6 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from coati_rl.checkpoint.directory import load_state, read_state, role_directory
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
@@ -34,23 +36,29 @@ from coati_rl.replay.rollout_stages import (
 )
 from coati_rl.replay.run_config import config_of, precision_of
 from coati_rl.replay.stage import Stage, checked, unchecked
-from coati_rl.replay.start import Retraining, nearest, starts_of
+from coati_rl.replay.start import Retraining, Start, nearest, starts_of
+from coati_rl.replay.token_ratios import Content, ratios_of, write_ratios
 from coati_rl.run_reader.rollout import Rollout
 from coati_rl.run_reader.run_directory import RunDirectory
 from coati_rl.text import count
 
 
 class Replay:
-    """Replay steps of one run; nothing is written."""
+    """Replay steps of one run; nothing is written but by `write_ratios`."""
 
-    def __init__(self, run: RunDirectory, parts: Parts) -> None:
-        """Read the run's configuration and records. Raises: ConfigError."""
+    def __init__(self, run: RunDirectory, parts: Parts, *, with_ratios: bool = False) -> None:
+        """Read the run's configuration and records. Raises: ConfigError.
+
+        `with_ratios`: compute what `write_ratios` writes, with the stages.
+        """
         self.run = run
         self._parts = parts
         self.config: TrainingConfig = config_of(run)
         self.precision = precision_of(run, self.config)
         self.records: Mapping[int, Mapping[str, Any]] = {record["step"]: record for record in run.steps()}
         self.starts = starts_of(run, self.config)
+        self._with_ratios = with_ratios and isinstance(self.config, Config)
+        self._ratios: dict[Content, np.ndarray] = {}
 
     def stages(self, step: int, uid: str | None = None) -> Iterator[Stage]:
         """Yield the stages of an optimizer step, from 1.
@@ -68,6 +76,15 @@ class Replay:
             yield from self._dataset_stages(step)
         else:
             raise ConfigError("--sample: a job on a dataset has no rollouts; leave it out")
+
+    def write_ratios(self, step: int) -> Path:
+        """Write the ratios of the tokens of a step whose stages have been computed. Returns: the file.
+
+        Raises: ConfigError if it has none; RunError if they cannot be written.
+        """
+        if not self._ratios:
+            raise ConfigError(f"--ratios: step {step} has no loss of rollouts that could be computed")
+        return write_ratios(self.run.path, step, self.run.rollouts(self._first_update(step - 1) + 1), self._ratios)
 
     def _rollout_stages(self, config: Config, step: int, uid: str | None) -> Iterator[Stage]:
         first = self._first_update(step - 1)
@@ -134,6 +151,7 @@ class Replay:
         retraining.advance(step - 1, self._learning_rate)
         batch, sums = retraining.batch()
         result = training.result_of(batch, sums)
+        self._ratios = ratios_of(training, batch) if self._with_ratios else {}
         yield from check_metrics(result, record, tolerance)
         yield from check_gradients(
             training,
@@ -146,6 +164,9 @@ class Replay:
         after = next((each for each in self.starts if each.step == step), None)
         if after is None:
             yield unchecked("update", f"there is no checkpoint of step {step}")
+            return
+        if not retraining.can_train:
+            yield unchecked("update", "the weights before the step were kept without the optimizer's state")
             return
         if tolerance.update is None:
             yield unchecked("update", "Adam makes steps of the rounding errors of a bfloat16 gradient, too")
@@ -163,15 +184,32 @@ class Replay:
             sync_period = config.sync_period
             correction = self.records[step + 1].get("correction_mean")
             config = config if correction is None else config.with_gap_correction()
-        return Retraining(
+        start, old = self._start(step), self._old_policy(step)
+        retraining = Retraining(
             self._parts,
             config,
-            nearest(self.starts, step),
+            start,
             self.precision,
             batch_of=batch_of,
             first_of=self._first_update,
             old_period=sync_period,
         )
+        if not start.can_train and old is not None and old.step != step:
+            retraining.training.load_old_policy(old.directory)
+        return retraining
+
+    def _start(self, step: int) -> Start:
+        """Return the weights that the replay of the step after `step` begins with.
+
+        Kept weights do where the step needs no others: no first update on its batch, and no older policy that is gone.
+        """
+        takes_kept = self._first_update(step) == step and self._old_policy(step) is not None
+        return nearest(self.starts, step, takes_kept=takes_kept)
+
+    def _old_policy(self, step: int) -> Start | None:
+        """Return the weights that engines had at a step by the schedule of syncs; None: they are not on the disk."""
+        period = self.config.sync_period if isinstance(self.config, Config) else 1
+        return next((each for each in self.starts if each.step == step - step % period), None)
 
     def _first_update(self, step: int) -> int:
         """Return the optimizer steps taken at the first update on the batch of a step; see --updates-per-batch."""
@@ -188,7 +226,7 @@ class Replay:
 
     def _check_weights(self, step: int, rollouts: Sequence[Rollout]) -> Stage:
         """Check the files of the weights that a step begins with, and their identity, if engines named it."""
-        start = nearest(self.starts, step)
+        start = self._start(step)
         if not start.is_initial:
             try:
                 read_state(start.directory)
@@ -222,7 +260,7 @@ class Replay:
     def _check_rows(self, batches: DatasetBatches) -> Stage:
         """Compare the tokens of all rows with what checkpoints have of them."""
         for start in self.starts:
-            if start.is_initial:
+            if start.is_initial or not start.can_train:
                 continue
             recorded: dict[str, Any] = load_state(start.directory).get("data") or {}
             found = batches.data_state(start.step)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from coati_rl.checkpoint.directory import checkpoints_in, find_checkpoint, step_of
+from coati_rl.config.kept_weights import DIRECTORY as KEPT_WEIGHTS
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
 from coati_rl.replay.parts import Parts
@@ -21,10 +22,19 @@ class Start:
     directory: Path
     step: int  # optimizer steps taken on them
     is_initial: bool  # the model that the run began with, and no checkpoint
+    can_train: bool = True  # False: of --keep-weights, without the optimizer's state
 
 
 def starts_of(run: RunDirectory, config: TrainingConfig) -> list[Start]:
-    """Return the weights that are on the disk, by their steps."""
+    """Return the weights that are on the disk, by their steps; checkpoints before other weights of the same step."""
+    kept = [
+        Start(directory=path, step=step_of(path), is_initial=False, can_train=False)
+        for path in checkpoints_in(run.path / KEPT_WEIGHTS)
+    ]
+    return sorted([*_trainable(run, config), *kept], key=lambda each: each.step)  # stable
+
+
+def _trainable(run: RunDirectory, config: TrainingConfig) -> list[Start]:
     own = Path(config.run.save_dir) if config.run.save_dir else run.path / "checkpoints"
     found = [Start(directory=path, step=step_of(path), is_initial=False) for path in checkpoints_in(own)]
     if config.run.checkpoint_path is None:
@@ -34,12 +44,22 @@ def starts_of(run: RunDirectory, config: TrainingConfig) -> list[Start]:
         found.append(Start(directory=resumed, step=step_of(resumed), is_initial=False))
     model = Start(directory=Path(config.model.model), step=0, is_initial=True)
     is_own = resumed.parent.resolve() == own.resolve()
-    return sorted([*([model] if is_own else []), *found], key=lambda each: each.step)
+    return [*([model] if is_own else []), *found]
 
 
-def nearest(starts: list[Start], step: int) -> Start:
-    """Return the newest weights of at most so many optimizer steps. Raises: ConfigError if there are none."""
-    before = [each for each in starts if each.step <= step]
+def nearest(starts: list[Start], step: int, *, takes_kept: bool) -> Start:
+    """Return the newest weights of at most so many optimizer steps from which the step can be computed.
+
+    Args:
+        starts: of the run.
+        step: optimizer steps taken.
+        takes_kept: weights without the optimizer's state do, if they are of this very step.
+    Raises: ConfigError if there are none.
+    """
+    before = [each for each in starts if each.step <= step and each.can_train]
+    kept = [each for each in starts if each.step == step] if takes_kept else []
+    if kept:
+        return kept[0]
     if not before:
         raise ConfigError(
             f"--step {step + 1}: no weights from before this step are on the disk; the oldest are of step "
@@ -73,10 +93,13 @@ class Retraining:
             first_of: optimizer steps taken to those at the first update on the same batch.
             old_period: optimizer steps between two copies of the policy that scores old log-probabilities.
         """
-        self.training = RecomputedTraining(parts, config, start.directory, precision, is_initial=start.is_initial)
+        self.training = RecomputedTraining(
+            parts, config, start.directory, precision, is_initial=start.is_initial, can_train=start.can_train
+        )
         self._batch_of, self._first_of, self._old_period = batch_of, first_of, old_period
         self._kept: dict[int, tuple[StepBatch, Mapping[str, torch.Tensor]]] = {}
         self.first_step = self.step = start.step
+        self.can_train = start.can_train
 
     def advance(self, step: int, learning_rate_of: Callable[[int], float]) -> None:
         """Train until so many optimizer steps are taken."""

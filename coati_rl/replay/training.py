@@ -17,8 +17,9 @@ from coati_rl.batch import MicroBatch
 from coati_rl.checkpoint.directory import OBJECTIVE_KEY, load_state
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
-from coati_rl.protocols import Role
-from coati_rl.replay.forward import tensors_of, token_scores
+from coati_rl.ops.distilled_loss import DistilledLoss
+from coati_rl.protocols import LossFn, Role
+from coati_rl.replay.forward import distilled_scores, tensors_of, token_scores
 from coati_rl.replay.parts import Optimizer, Parts, ReplayModel, StepObjective
 
 
@@ -48,7 +49,14 @@ class RecomputedTraining:
     """Hold the models of a run from a checkpoint on, and train its steps again."""
 
     def __init__(
-        self, parts: Parts, config: TrainingConfig, start: Path, precision: torch.dtype, *, is_initial: bool
+        self,
+        parts: Parts,
+        config: TrainingConfig,
+        start: Path,
+        precision: torch.dtype,
+        *,
+        is_initial: bool,
+        can_train: bool = True,
     ) -> None:
         """Load the models.
 
@@ -58,19 +66,15 @@ class RecomputedTraining:
             start: a checkpoint, or the model that the run began with.
             precision: that the trainers compute in; masters are float32.
             is_initial: no step was taken on `start`.
+            can_train: `start` has the optimizers' states, or needs none.
         Raises: ConfigError.
         """
-        self._config, self._precision = config, precision
+        self._parts, self._config, self._precision = parts, config, precision
         self.objective: StepObjective = parts.objective_of(config)
-        if self.objective.hidden_states:
-            raise ConfigError(
-                "a step cannot be replayed whose loss compares with a teacher's whole distribution (--distill-kl full, "
-                "or --teacher of coati-rl sft)"
-            )
         if not is_initial and (state := load_state(start).get(OBJECTIVE_KEY)):
             self.objective.restore(state)
         self.models = parts.load_models(config, start, precision)
-        checkpoint = None if is_initial else start
+        checkpoint = start if can_train and not is_initial else None
         self._optimizers: dict[Role, Optimizer] = {
             role: parts.make_optimizer(config, role, self.models[role], checkpoint, precision)
             for role in self.objective.losses
@@ -146,7 +150,7 @@ class RecomputedTraining:
         gradients = {name: torch.zeros_like(parameter) for name, parameter in model.trained.items()}
         sizes, sums = dict.fromkeys(gradients, 0.0), dict[str, Tensor]()
         for micro_batch in batch.micro_batches:
-            loss, terms = loss_fn(*token_scores(model, micro_batch), tensors_of(micro_batch, step=batch.step))
+            loss, terms = self._loss(model, loss_fn, micro_batch, batch.step)
             sums = merge_sums(sums, terms)
             if not loss.requires_grad:
                 continue
@@ -157,6 +161,20 @@ class RecomputedTraining:
                     sizes[name] += float(gradient.norm())
         return gradients, sizes, sums
 
+    def _loss(
+        self, model: ReplayModel, loss_fn: LossFn, micro_batch: MicroBatch, step: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the summed loss of a micro-batch, and what it reports; see `DistilledLoss` for a teacher's part."""
+        arrays = tensors_of(micro_batch, step=step)
+        if not isinstance(loss_fn, DistilledLoss):
+            return loss_fn(*token_scores(model, micro_batch), arrays)
+        teacher = self._model("teacher")
+        logprobs, entropies, divergence = distilled_scores(model, teacher, micro_batch, loss_fn.direction)
+        loss, terms = loss_fn(logprobs, entropies, arrays)
+        of_teacher = loss_fn.kl_coeff * (arrays["loss_weights"] * divergence).sum()
+        reported = {"loss_sum": of_teacher.detach().double(), "teacher_kl_sum": divergence.detach().double().sum()}
+        return loss + of_teacher, merge_sums(terms, reported)
+
     def _model(self, role: Role) -> ReplayModel:
         if role not in self.models:
             raise ConfigError(f"the {role} model of this run cannot be loaded here")
@@ -165,16 +183,23 @@ class RecomputedTraining:
     def keep_old_policy(self) -> None:
         """Copy the policy's weights to the "old" model, if the run has one."""
         if "old" in self.models:
-            self._copy("policy", "old", 1.0)
+            _copy(self.models["policy"].module, self.models["old"].module, 1.0)
+
+    def load_old_policy(self, directory: Path) -> None:
+        """Give the "old" model, if the run has one, the policy's weights of another step."""
+        if "old" in self.models:
+            policy = self._parts.load_models(self._config, directory, self._precision)["policy"]
+            _copy(policy.module, self.models["old"].module, 1.0)
 
     def _move_reference(self, mix: float) -> None:
-        self._copy("policy", "reference", mix)
+        _copy(self.models["policy"].module, self.models["reference"].module, mix)
 
-    @torch.no_grad()
-    def _copy(self, source: Role, target: Role, mix: float) -> None:
-        theirs: Any = dict(self.models[source].module.named_parameters())
-        for name, weight in self.models[target].module.named_parameters():
-            weight.copy_(theirs[name] if mix == 1 else torch.lerp(weight, theirs[name], mix))
+
+@torch.no_grad()
+def _copy(source: nn.Module, target: nn.Module, mix: float) -> None:
+    theirs = dict(source.named_parameters())
+    for name, weight in target.named_parameters():
+        weight.copy_(theirs[name] if mix == 1 else torch.lerp(weight, theirs[name], mix))
 
 
 def _convert(module: nn.Module, dtype: torch.dtype) -> None:

@@ -16,10 +16,11 @@ from coati_rl.report.curves import rounded
 from coati_rl.report.tokens import token_fields
 from coati_rl.run_reader.rollout import Rollout
 from coati_rl.run_reader.run_directory import Place, RunDirectory
+from coati_rl.run_reader.token_ratios import read_ratios
 from coati_rl.text import printable, shorten
 
 ROLLOUTS_OF_A_STEP = 8
-_BYTES_OF_A_TOKEN = 24  # on the page: its text, log-probability, mask and version
+_BYTES_OF_A_TOKEN, _BYTES_OF_A_RATIO = 24, 9  # on the page: its text, log-probability, mask and version; its ratio
 _MIN_TOKENS, _MIN_CHARACTERS = 48, 160
 _SHOWN = {"prompt": 120, "truth": 60, "detail": 300, "cause": 80}  # characters
 _MAX_REWARDS = 64  # of a group
@@ -93,10 +94,12 @@ def read_step(
     """
     briefs = [Brief.of(place, rollout) for place, rollout in run.rollouts_without_tokens(step)]
     chosen = choose(briefs, noted)
-    share = max_bytes // max(1, len(chosen))
+    share, ratios = max_bytes // max(1, len(chosen)), read_ratios(run.path, step)
     return Step(
         groups=[group_row(group) for group in grouped(briefs)],
-        rollouts=[describe(run.rollout_at(each.place), tokenizer, share) for each in chosen],
+        rollouts=[
+            describe(run.rollout_at(each.place), tokenizer, share, ratios.get(each.key[1:], ())) for each in chosen
+        ],
         causes=Counter(each.cause for each in briefs if each.verdict == INVALID),
         num_rollouts=len(briefs),
     )
@@ -161,11 +164,14 @@ def group_row(group: Sequence[Brief]) -> dict[str, Any]:
     }
 
 
-def describe(rollout: Rollout, tokenizer: Tokenizer | None, max_bytes: int) -> dict[str, Any]:
+def describe(
+    rollout: Rollout, tokenizer: Tokenizer | None, max_bytes: int, ratios: Sequence[float | None] = ()
+) -> dict[str, Any]:
     """Return a rollout as the page shows it, in about so many bytes: half for what was said, half for tokens."""
     said = _ends_of(rollout.conversation())
     limit = max(_MIN_CHARACTERS, max_bytes // 2 // (len(said) + 1))
     line = rollout.line
+    token_bytes = _BYTES_OF_A_TOKEN + (_BYTES_OF_A_RATIO if len(ratios) else 0)
     noted = {name: line[name] for name in ("parent_sample", "num_shared_tokens") if name in line}
     environment = line.get("environment") or {}
     return {
@@ -188,7 +194,7 @@ def describe(rollout: Rollout, tokenizer: Tokenizer | None, max_bytes: int) -> d
         **noted,
         "ended": cut(str(environment.get("ended", "")), 40),
         "num_forks": _num_forks(environment),
-        "tokens": token_fields(rollout, tokenizer, max(_MIN_TOKENS, max_bytes // 2 // _BYTES_OF_A_TOKEN)),
+        "tokens": token_fields(rollout, tokenizer, max(_MIN_TOKENS, max_bytes // 2 // token_bytes), ratios),
     }
 
 

@@ -65,10 +65,13 @@ def pieces(token_ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
     return found
 
 
-def token_fields(rollout: Rollout, tokenizer: Tokenizer | None, max_tokens: int) -> dict[str, Any] | None:
+def token_fields(
+    rollout: Rollout, tokenizer: Tokenizer | None, max_tokens: int, ratios: Sequence[float | None] = ()
+) -> dict[str, Any] | None:
     """Return what the page shows of a rollout's tokens; None of one that was recorded without them.
 
-    The middle of a long one is left out: "num_left_out" tokens behind the first "gap_at".
+    The middle of a long one is left out: "num_left_out" tokens behind the first "gap_at". `ratios`: of the tokens,
+    where a replay has written them.
     """
     token_ids = rollout.line.get("token_ids")
     if not token_ids:
@@ -90,5 +93,6 @@ def token_fields(rollout: Rollout, tokenizer: Tokenizer | None, max_tokens: int)
         "logprobs": logprobs,
         "mask": [int(each) for each in kept(mask)],
         "versions": kept(versions),
+        **({"ratios": kept(ratios)} if len(ratios) == number else {}),
         **({"gap_at": head, "num_left_out": tail - head} if is_long else {}),
     }

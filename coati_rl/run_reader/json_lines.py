@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +16,52 @@ class StalePositionError(Exception):
     """Report that a position is in a file that has been written anew since."""
 
 
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_json_lines(path: Path, *, skips_damaged: bool = False) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file's lines; none of a file that is missing.
 
     Lines end at line feeds alone: a text may hold other line ends. The last line is left out if it is cut off, as a
     killed run leaves it, or one that is writing.
 
-    Raises: ConfigError naming another line that is no object.
+    Args:
+        path: of the file.
+        skips_damaged: leave out each line that is no object: a run that was killed while it wrote, and went on, has one
+            in the middle of a file.
+    Raises: ConfigError naming such a line.
     """
     if not path.is_file():
         return
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-                if not isinstance(record, dict):
-                    raise ValueError("it is not an object")
-            except ValueError as error:
-                if not line.endswith(b"\n"):
-                    return
-                raise ConfigError(f"{path}:{number}: the line is not of a run: {error}") from error
-            yield record
+        yield from _objects(file, path, skips_damaged=skips_damaged)
+
+
+def first_lines(path: Path, *, max_lines: int, max_bytes: int) -> Iterator[dict[str, Any]]:
+    """Yield the objects at a file's beginning; lines that are damaged, or cut at `max_bytes`, are left out."""
+    with path.open("rb") as file:
+        lines = file.read(max_bytes).split(b"\n")
+    yield from _objects(lines[:max_lines], path, skips_damaged=True)
+
+
+def last_lines(path: Path, *, max_lines: int, max_bytes: int) -> Iterator[dict[str, Any]]:
+    """Yield the objects at a file's end; lines that are damaged, or cut at `max_bytes`, are left out."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - max_bytes))
+        lines = file.read(max_bytes).split(b"\n")
+    yield from _objects(lines[-max_lines:], path, skips_damaged=True)
+
+
+def _objects(lines: Iterable[bytes], path: Path, *, skips_damaged: bool) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError("it is not an object")
+        except ValueError as error:
+            if skips_damaged:
+                continue
+            if not line.endswith(b"\n"):
+                return
+            raise ConfigError(f"{path}:{number}: the line is not of a run: {error}") from error
+        yield record
 
 
 def read_new_lines(path: Path, position: str = "") -> tuple[list[dict[str, Any]], str]:

@@ -36,9 +36,12 @@ class Place(NamedTuple):
 class RunDirectory:
     """Read one run, which may be running; nothing of what it goes on writing is kept, nothing locked or written."""
 
-    def __init__(self, path: Path) -> None:
-        """Take the directory. Raises: ConfigError if it is none of a run."""
-        self.path = path
+    def __init__(self, path: Path, *, skips_damaged: bool = False) -> None:
+        """Take the directory. Raises: ConfigError if it is none of a run.
+
+        `skips_damaged`: steps, syncs and evaluations are read without damaged lines, which raise a ConfigError else.
+        """
+        self.path, self._skips_damaged = path, skips_damaged
         if not (path / "config.yaml").is_file():
             raise ConfigError(f"{path}: has no config.yaml; give the directory of a run")
 
@@ -56,15 +59,15 @@ class RunDirectory:
 
     def iterate_steps(self) -> Iterator[dict[str, Any]]:
         """Yield the metrics of each optimizer step; of a long run they are not to be held all at once."""
-        return read_json_lines(self.path / METRICS)
+        return read_json_lines(self.path / METRICS, skips_damaged=self._skips_damaged)
 
     def syncs(self) -> list[dict[str, Any]]:
         """Return the weight syncs; a job on a dataset has none."""
-        return [*read_json_lines(self.path / "syncs.jsonl")]
+        return [*read_json_lines(self.path / "syncs.jsonl", skips_damaged=self._skips_damaged)]
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Return the summaries of evaluations."""
-        return [*read_json_lines(self.evaluation_summary)]
+        return [*read_json_lines(self.evaluation_summary, skips_damaged=self._skips_damaged)]
 
     @property
     def evaluation_summary(self) -> Path:

@@ -73,7 +73,7 @@ class Adapters:
         self._quantized = dict[str, nn.Module]()
         self.infos = (*self.factor_infos, *(by_name[name] for name in kept))  # of all that is trained
         start = {} if source.directory is None else read_start(source.directory, self.infos)
-        self._full = {info.name: nn.Parameter(_initial(info, source.seed, start)) for info in self.factor_infos}
+        self._full = {info.name: nn.Parameter(initial_factor(info, source.seed, start)) for info in self.factor_infos}
         for name, parameter in kept.items() if start else ():
             parameter.data = start[name].to(parameter.dtype)
         self.parameters: dict[str, nn.Parameter] = self._full | kept  # by name, until `attach`
@@ -194,7 +194,7 @@ def adapter_infos(
     """Describe the factors of a whole model's adapters. `infos`: its own parameters. Raises: ConfigError."""
     by_name = {info.name: info for info in infos}
     targets = _targets(model, spec.targets)
-    return tuple(each for name in targets for each in _infos(name, by_name[f"{name}.weight"], spec.rank))
+    return tuple(each for name in targets for each in layer_infos(name, by_name[f"{name}.weight"], spec.rank))
 
 
 def _targets(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
@@ -202,7 +202,7 @@ def _targets(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
     return [*adapted_layers(model, targets, head=scalar_head(model))]
 
 
-def _infos(name: str, weight: ParameterInfo, rank: int) -> tuple[ParameterInfo, ParameterInfo]:
+def layer_infos(name: str, weight: ParameterInfo, rank: int) -> tuple[ParameterInfo, ParameterInfo]:
     """Describe the two factors beside a layer's weight [out, in]."""
     out_size, in_size = weight.shape
     a_dim, b_dim = (1 if weight.split_dim == 1 else None), (0 if weight.split_dim == 0 else None)
@@ -212,7 +212,8 @@ def _infos(name: str, weight: ParameterInfo, rank: int) -> tuple[ParameterInfo, 
     )
 
 
-def _initial(info: ParameterInfo, seed: int, start: Mapping[str, Tensor]) -> Tensor:
+def initial_factor(info: ParameterInfo, seed: int, start: Mapping[str, Tensor]) -> Tensor:
+    """Return a whole factor, float32: that of `start`, or where it is empty a new one, as PEFT draws it."""
     if start:
         return start[info.name].float()
     if info.name.endswith(f"{B}.weight"):

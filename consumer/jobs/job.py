@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from coati_rl.config.held_models import offloaded
+from coati_rl.config.kept_weights import DIRECTORY as KEPT_WEIGHTS
+from coati_rl.config.kept_weights import KeptWeights
 from coati_rl.config.training import TrainingConfig
 from coati_rl.observability.timeline import Timeline
 from coati_rl.protocols import Role
@@ -37,9 +39,11 @@ class Trainer:
         is_writer = backend.layout.is_reporter
         return GradientRecorder(self.run_dir, backend.parallelism, is_writer=is_writer, keep=keep) if keep else None
 
-    def loop_options(self, backend: "Backend") -> dict[str, Any]:
+    def loop_options(self, backend: "Backend", kept_weights: KeptWeights | None) -> dict[str, Any]:
         """Return the arguments of `TrainLoop` that do not depend on the job."""
         return {
+            "kept_weights": kept_weights,
+            "kept_weights_dir": self.run_dir / KEPT_WEIGHTS,
             "is_reporter": backend.layout.is_reporter,
             "checkpoint_dir": self.checkpoint_dir,
             "on_step": self.on_step,

@@ -75,7 +75,7 @@ def train_loop(config: OfflineConfig, trainer: Trainer, backend: "Backend", coor
         backend,
         lambda is_corrected: step,
         on_dataset=on_dataset,
-        **trainer.loop_options(backend),
+        **trainer.loop_options(backend, config.run.kept_weights),
     )
 
 

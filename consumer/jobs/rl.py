@@ -113,5 +113,5 @@ def train_loop(
             lambda is_corrected: correcting if is_corrected else plain,
             publish=publication.publish,
             **turns,
-            **trainer.loop_options(backend),
+            **trainer.loop_options(backend, config.run.kept_weights),
         )

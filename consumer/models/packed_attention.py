@@ -26,6 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from coati_rl.config.model import FLOAT32_ATTENTION, PACKED_ATTENTION
 from coati_rl.ops.host_copies import on_device
+from consumer.models.grouped_attention import SequenceGroups, grouped_attention
 
 NAME = "packed_sdpa"  # registered with transformers
 HALF = (torch.bfloat16, torch.float16)
@@ -94,6 +95,7 @@ def packed_attention(
     *,
     lengths: RowLengths | None = None,
     parents: RowParents | None = None,
+    groups: SequenceGroups | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -105,10 +107,14 @@ def packed_attention(
         attention_mask: None, since transformers makes no mask for an attention function that it does not know.
         lengths: see `row_lengths`.
         parents: see `row_parents`; None: no segment has one.
+        groups: sequences of the only row by their lengths, in place of `lengths`.
         sliding_window: number of tokens that a token sees, itself included; None: all before it.
         kwargs: scaling and dropout, for transformers' function.
     Returns: ([R, L, heads, D], None).
     """
+    if groups is not None:
+        attend = functools.partial(_attend, module, sliding_window=sliding_window, **kwargs)
+        return grouped_attention(query, key, value, groups, attend), None
     if query.is_cuda and query.dtype in HALF:
         return _attend_varlen(query, key, value, lengths, parents, sliding_window, kwargs["scaling"]), None
     if query.dtype in HALF and _longest_path(lengths or ((query.shape[2],),), parents) <= FLOAT32_ATTENTION:

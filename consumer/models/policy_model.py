@@ -5,6 +5,7 @@ head (`scalar_head`) values take the place of log-probabilities. Head and loss a
 since the last pipeline stage needs them there. R rows, L tokens per row, M loss tokens per row, H hidden size.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -26,6 +27,7 @@ from coati_rl.ops.logprob import token_logprobs
 from coati_rl.ops.vocab_chunks import TokenChoice, token_choice
 from coati_rl.ops.vocabulary_kl import vocabulary_kl_loss
 from consumer.models import packed_attention
+from consumer.models.grouped_attention import SequenceGroups
 from consumer.models.loading import prepare, read_model
 from consumer.models.packed_attention import RowLengths, RowParents, row_lengths, row_parents
 from consumer.models.scalar_head import scalar_head, scalar_values
@@ -39,6 +41,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 # Log-probabilities, or a scalar head's values; entropies; the hidden states that predict the loss tokens.
 Output = Literal["scores", "entropy", "hidden"]
+
+Result = tuple[Tensor, dict[str, Tensor]]
 
 
 class HeadWeights(NamedTuple):
@@ -62,6 +66,9 @@ class PolicyInput:
     loss_fn: "LossFn | None" = None  # None: log-probabilities only
     output: Output = "scores"  # without a loss
     teacher_head: HeadWeights | None = None  # on ranks with an LM head, for a `DistilledLoss`
+    groups: SequenceGroups | None = None  # of the only row's sequences, in place of `lengths`
+    # Computes what the forward returns from the last hidden states [R, L, H] in place of a loss; see `loss_of_hidden`.
+    after_hidden: Callable[[PreTrainedModel, Tensor, dist.ProcessGroup | None], Result] | None = None
 
 
 def make_input(
@@ -134,6 +141,7 @@ def attention_arguments(model: PreTrainedModel, inputs: PolicyInput) -> dict[str
     if model.config._attn_implementation == packed_attention.NAME:
         arguments["lengths"] = inputs.lengths
         arguments["parents"] = inputs.parents
+        arguments["groups"] = inputs.groups
     elif inputs.parents is not None:
         raise ValueError(f"the attention of {type(model).__name__} cannot share prefixes between samples")
     return arguments
@@ -143,6 +151,8 @@ def loss_of_hidden(
     model: PreTrainedModel, hidden: Tensor, inputs: PolicyInput, *, tp_group: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute what `policy_forward` returns from the last hidden states [R, L, H], without full logits."""
+    if inputs.after_hidden is not None:
+        return inputs.after_hidden(model, hidden, tp_group)
     if inputs.output == "hidden":
         rows = torch.arange(len(hidden), device=hidden.device)[:, None]
         return hidden[rows, inputs.loss_arrays["sources"]].float(), {}

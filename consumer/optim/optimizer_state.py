@@ -73,16 +73,19 @@ def unpack_state(
             optimizer.state[master] = state
 
 
-def check_kinds(found: Collection[str], expected: Collection[str], directory: Path) -> None:
+def check_kinds(
+    found: Collection[str], expected: Collection[str], directory: Path, *, has_optimizer_files: bool
+) -> None:
     """Raise ConfigError if a checkpoint's kinds of state are others than an optimizer keeps; before a step it has none.
 
     Args:
         found: kinds in the checkpoint, masters among them.
         expected: kinds that the optimizer keeps.
         directory: of the checkpoint, for the message.
+        has_optimizer_files: an optimizer was saved, be it before its first step; False: the directory is of a model.
     """
     states = frozenset(found) - {MASTER}
-    has_taken_no_step = not states and MASTER in found
+    has_taken_no_step = has_optimizer_files and not states
     if states != frozenset(expected) and not has_taken_no_step:
         raise ConfigError(
             f"{directory} is not a checkpoint to resume from with this --optimizer: it holds {_listed(states)}, and "

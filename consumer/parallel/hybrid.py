@@ -228,7 +228,8 @@ class HybridModel:
     def accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
         """See `ShardedModel`."""
         if self._layout.num_stages == 1:
-            return accumulate_each(self._wrapped, inputs, self._reducer.after_backward)
+            after_backward = {} if self._reducer is None else {"after_backward": self._reducer.after_backward}
+            return accumulate_each(self._wrapped, inputs, **after_backward)
         sums: dict[str, Tensor] = {}
 
         def loss_of(output: Any, _: Any) -> Tensor:

@@ -1,9 +1,10 @@
 """Measure how long trainers take to write a checkpoint, by their number; all must write the same files.
 
-    OMP_NUM_THREADS=1 python scripts/bench/checkpoint_write.py [--ranks 1 4] [--hidden 1024] [--layers 20] [--json FILE]
+    OMP_NUM_THREADS=1 python scripts/bench/checkpoint_write.py [--ranks 1 4] [--layers 20] [--weights-only]
 
 A random Qwen3 in float32 takes an optimizer step under FSDP2 and is saved, with its optimizer states. Seconds are those
-of the first rank, from the call to the complete checkpoint; the median of --rounds.
+of the first rank, from the call to the complete checkpoint; the median of --rounds. --weights-only leaves the states
+out, as --keep-weights does.
 """
 
 import argparse
@@ -33,7 +34,15 @@ TIMEOUT_S = 600.0
 VOCAB = 8192
 
 
-def run_rank(rank: int, ranks: int, model: Path, directory: Path, rounds: int, results: "Queue[list[float]]") -> None:
+def run_rank(
+    rank: int,
+    ranks: int,
+    model: Path,
+    directory: Path,
+    rounds: int,
+    weights_only: int | None,
+    results: "Queue[list[float]]",
+) -> None:
     """Train a step, and save; the first rank tells the seconds of each round."""
     torch.set_num_threads(1)
     store = StoreLocation(address="127.0.0.1", file=directory / "store")
@@ -49,7 +58,7 @@ def run_rank(rank: int, ranks: int, model: Path, directory: Path, rounds: int, r
     seconds = []
     for _ in range(rounds):
         begin = time.perf_counter()
-        backend.save(directory / "step-1", state={})
+        backend.save(directory / "step-1", state={}, weights_only=weights_only)
         seconds.append(time.perf_counter() - begin)
     if rank == 0:
         results.put(seconds)
@@ -57,13 +66,16 @@ def run_rank(rank: int, ranks: int, model: Path, directory: Path, rounds: int, r
     destroy_process_group()
 
 
-def measure(ranks: int, model: Path, directory: Path, rounds: int) -> tuple[list[float], dict[str, str]]:
+def measure(
+    ranks: int, model: Path, directory: Path, rounds: int, weights_only: int | None
+) -> tuple[list[float], dict[str, str]]:
     """Return the seconds of each round, and the digests of the checkpoint's tensors by file."""
     directory.mkdir()
     context = multiprocessing.get_context("spawn")
     results: Queue[list[float]] = context.Queue()
     processes = [
-        context.Process(target=run_rank, args=(rank, ranks, model, directory, rounds, results)) for rank in range(ranks)
+        context.Process(target=run_rank, args=(rank, ranks, model, directory, rounds, weights_only, results))
+        for rank in range(ranks)
     ]
     for process in processes:
         process.start()
@@ -86,6 +98,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--weights-only", action="store_const", const=1, help="without the optimizer's states")
     parser.add_argument("--directory", type=Path, help="for the files; a temporary one by default")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
@@ -98,7 +111,7 @@ def main() -> None:
         )
         for ranks in arguments.ranks:
             place = Path(name) / f"{ranks}-ranks"
-            seconds, found[ranks] = measure(ranks, model, place, arguments.rounds)
+            seconds, found[ranks] = measure(ranks, model, place, arguments.rounds, arguments.weights_only)
             figures["seconds"][ranks] = seconds
             size = sum(each.stat().st_size for each in place.rglob("*.safetensors"))
             print(

@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -180,9 +181,12 @@ def in_child(log: Path, make: Any, *, kill_when: Any = None) -> str:
     return f"took longer than {RUN_TIMEOUT_S:.0f} s, see {log}"
 
 
-def cases(which: str) -> list[tuple[str, int, Variant, dict[str, Any]]]:
-    """Return name, seed, variant and settings of all runs of a part: "tuned" or "holdout"."""
-    seeds = SEEDS if which == "tuned" else HOLDOUT
+def cases(which: str, seeds: Sequence[int] = ()) -> list[tuple[str, int, Variant, dict[str, Any]]]:
+    """Return name, seed, variant and settings of all runs of a part: "tuned" or "holdout".
+
+    `seeds`: other ones of the faults than the part's; from 8 on each fault is met amid settings of another strength.
+    """
+    seeds = seeds or (SEEDS if which == "tuned" else HOLDOUT)
     half = NUM_HEALTHY // 2
     found = []
     for number in range(half) if which == "tuned" else range(half, NUM_HEALTHY):
@@ -190,8 +194,8 @@ def cases(which: str) -> list[tuple[str, int, Variant, dict[str, Any]]]:
         found.append((HEALTHY, number, Variant(job=job), settings))
     for seed in seeds:
         for name, variants in FAULTS.items():
-            variant = variants[seed % 4]
-            found.append((name, seed, variant, SETTINGS[seed] if variant.job == "rl" else {}))
+            variant = variants[(seed + seed // len(SETTINGS)) % 4]
+            found.append((name, seed, variant, SETTINGS[seed % len(SETTINGS)] if variant.job == "rl" else {}))
     return found
 
 
@@ -232,13 +236,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="directory of the runs")
     parser.add_argument("--part", choices=("tuned", "holdout"), default="tuned")
     parser.add_argument("--only", nargs="*", help="these faults alone")
+    parser.add_argument("--seeds", nargs="*", type=int, default=(), help="of the faults, others than the part's")
     parser.add_argument("--diagnose", action="store_true", help="make no runs")
     parser.add_argument("--json", type=Path, help="write all findings")
     given = parser.parse_args()
     torch.set_num_threads(1)
     given.out.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
-    for case in cases(given.part):
+    for case in cases(given.part, given.seeds):
         name, seed, *_ = case
         run_dir = given.out / f"{name}-{seed}"
         if given.only and name not in given.only:

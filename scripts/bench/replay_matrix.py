@@ -63,8 +63,12 @@ class Row:
     num_replayed: int
     num_agree: int
     largest: float  # relative difference of a tensor of a gradient, from a checkpoint of the step
+    whole: float  # likewise, of the whole gradient as one vector
+    difference: float  # likewise, norm of the whole gradient's difference, estimated
+    num_rounded: int  # replays from a checkpoint in which rounding had to explain a tensor
     num_retrained: int  # replays that trained steps again
-    largest_retrained: float  # of those
+    largest_retrained: float  # of those, of a tensor
+    whole_retrained: float  # of those, of the whole gradient
     failures: list[str]
     seconds: float  # of a replay, mean
 
@@ -109,7 +113,8 @@ def run(command: list[str], run_dir: Path) -> None:
 
 def replay(job: str, layout: str, run_dir: Path, steps: list[int]) -> Row:
     """Replay steps of a run."""
-    begin, failures, largest = time.perf_counter(), list[str](), {True: 0.0, False: 0.0}
+    begin, failures, num_rounded = time.perf_counter(), list[str](), 0
+    largest, whole, difference = ({True: 0.0, False: 0.0} for _ in range(3))
     replays = Replay(RunDirectory(run_dir), parts())
     saved = {start.step for start in replays.starts}
     for step in steps:
@@ -120,13 +125,21 @@ def replay(job: str, layout: str, run_dir: Path, steps: list[int]) -> Row:
             if stage.name == "gradient" and (found := re.search(r"relative difference ([\d.e+-]+)", stage.text)):
                 is_saved = step - 1 in saved
                 largest[is_saved] = max(largest[is_saved], float(found[1]))
+                num_rounded += is_saved and "rounds by" in stage.text
+                as_one = re.search(r"one vector (\S+) off \(norm of the difference about (\S+)\)", stage.text)
+                for figures, number in zip((whole, difference), as_one.groups() if as_one else (), strict=False):
+                    figures[is_saved] = max(figures[is_saved], float(number))
     return Row(
         job=job,
         layout=layout,
         num_replayed=len(steps),
         num_agree=len(steps) - len(failures),
         largest=largest[True],
+        whole=whole[True],
+        difference=difference[True],
+        num_rounded=num_rounded,
         largest_retrained=largest[False],
+        whole_retrained=whole[False],
         num_retrained=sum(step - 1 not in saved for step in steps),
         failures=failures,
         seconds=(time.perf_counter() - begin) / max(1, len(steps)),
@@ -156,8 +169,9 @@ def main() -> None:
         rows.append({name: getattr(row, name) for name in Row.__slots__})
         print(
             f"{job:<18} {layout:<16} {row.num_agree:>3} of {row.num_replayed:<3} agree, "
-            f"{row.num_retrained} trained again, gradient {row.largest:.1e} and {row.largest_retrained:.1e}, "
-            f"{row.seconds:.1f} s",
+            f"{row.num_retrained} trained again, tensors {row.largest:.1e} and {row.largest_retrained:.1e}, "
+            f"as one vector {row.whole:.1e} and {row.whole_retrained:.1e}, difference {row.difference:.1e}, "
+            f"rounding decides {row.num_rounded}, {row.seconds:.1f} s",
             *row.failures,
             sep="\n    ",
             flush=True,

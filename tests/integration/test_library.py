@@ -170,3 +170,37 @@ def test_loops_on_a_dataset_learn(tiny: Path, tmp_path: Path) -> None:
         assert (tmp_path / f"{name}-model" / "config.json").is_file()
     assert found["own_sft"][1] < 0.8 * found["own_sft"][0]
     assert found["own_dpo"][1] < found["own_dpo"][0] == pytest.approx(0.693, abs=1e-3)
+
+
+def test_a_training_session_on_a_cluster_goes_on_from_its_checkpoints(tiny: Path, tmp_path: Path) -> None:
+    """Adapters and all weights over two ranks; a script of its own, as Ray must be imported after its settings."""
+    script = tmp_path / "session.py"
+    script.write_text(
+        """
+import sys
+from pathlib import Path
+import numpy as np
+import coati
+from coati_rl.tinker.core import AdamStep, Datum, LossRequest, ModelSpec
+
+ids = np.arange(5, 30)
+data = [Datum(tokens=ids[:-1], inputs={"target_tokens": ids[1:]})] * 3
+step = AdamStep(learning_rate=1e-2)
+with coati.cluster(trainers=2, device="cpu") as cluster:
+    with coati.TrainingSession(sys.argv[1], on=cluster, tensor_parallel_size=2) as session:
+        for rank in (4, 0):
+            session.create(f"r{rank}", ModelSpec(rank=rank, seed=1))
+            losses = []
+            for number in range(3):
+                model = f"r{rank}" if number < 2 else f"loaded{rank}"
+                (result,) = session.forward_backward([LossRequest(model=model, data=data, loss="cross_entropy")])
+                losses.append(result.metrics["loss:sum"])
+                session.optim_step(model, step)
+                if number == 1:
+                    session.save(model, Path(f"saved{rank}"), with_optimizer=True)
+                    session.load(f"loaded{rank}", Path(f"saved{rank}"), with_optimizer=True)
+            assert losses[0] > losses[1] > losses[2], losses
+print("done")
+"""
+    )
+    assert run(str(script), str(tiny), cwd=tmp_path).splitlines()[-1] == "done"

@@ -43,6 +43,11 @@ KIND = """(() => {
   kind.value = '%s';
   kind.dispatchEvent(new Event('change'));
 })()"""
+TOKEN_MODE = """(() => {
+  const mode = document.querySelector('#rollouts select');
+  mode.value = '%s';
+  mode.dispatchEvent(new Event('change'));
+})()"""
 SCRIPT = """(() => {
   const script = document.createElement('script');
   script.textContent = 'window.ran = 1';
@@ -137,6 +142,28 @@ def test_keys_move_the_step_the_tokens_and_the_focus(tab, page):
     tab.press("ArrowRight")
     assert "log-probability -0.5" in tab.run("document.querySelector('#rollouts [role=status]').textContent")
     assert shown_step(tab) == "step 27 of 30", "the arrow keys are the tokens' while these have the focus"
+
+
+def test_tokens_are_coloured_by_ratios_that_a_replay_has_written_and_else_it_says_how(tab, write_run, tmp_path):
+    run = write_run(steps=[{"loss": 1.0}] * 2, rollouts=[{"step": step} | TOKENS for step in (1, 2)])
+    (run / "token_ratios").mkdir()
+    (run / "token_ratios" / "step-2.jsonl").write_text('{"uid": "train-1.0", "sample": 0, "ratios": [0.5, 1.5]}\n')
+    path = tmp_path / "ratios.html"
+    subprocess.run([sys.executable, "-m", "coati_rl.command_line", "report", run, "-o", path], check=True)
+    tab.size(1280, 800)
+    tab.open(path.as_uri())
+    tab.run(TOKEN_MODE % "ratio")
+    assert tab.run("[...document.querySelectorAll('.tokens[tabindex] [data-i]')].map((each) => each.className)") == [
+        "r0",
+        "r4",
+    ]
+    tab.run("document.querySelector('.tokens[tabindex]').focus()")
+    tab.press("ArrowRight")
+    assert ", ratio 0.5, version 0" in tab.run("document.querySelector('#rollouts [role=status]').textContent")
+    assert tab.run(CONTRAST) == []
+    tab.run("document.activeElement.blur()")
+    tab.press("ArrowLeft")
+    assert "coati-rl replay RUN --step 1 --ratios" in tab.run("document.querySelector('#rollouts .scale').textContent")
 
 
 def test_groups_are_filtered_and_lead_to_their_rollouts(tab, page):

@@ -83,6 +83,7 @@ def all_flags() -> frozenset[str]:
         ROOT / "coati_rl/replay/command.py",
         ROOT / "coati_rl/doctor/command.py",
         ROOT / "coati_rl/rehearsal/command.py",
+        ROOT / "coati_rl/tinker/command.py",
         ROOT / "docs/examples/own_loop.py",
     ]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources if path.is_file())

@@ -1,7 +1,8 @@
-// Show the rollouts of a step: what was asked and said, and each token by its log-probability, advantage, mask or version.
+// Show the rollouts of a step: what was asked and said, and each token by its log-probability, ratio, advantage, mask or version.
 
 const LEVELS = [0.05, 0.22, 0.7, 1.6, 3]; // nats below 0 from which a token is less likely: p 0.95, 0.8, 0.5, 0.2, 0.05
-const MODES = { logprob: "log-probability", advantage: "advantage", mask: "mask", version: "version of the weights" };
+const RATIOS = [0.8, 0.98, 1.02, 1.2]; // below the first a token has become much less likely, from the last on much likelier
+const MODES = { logprob: "log-probability", ratio: "ratio", advantage: "advantage", mask: "mask", version: "version of the weights" };
 
 class Rollouts {
   constructor(page) {
@@ -99,23 +100,27 @@ class Rollouts {
       const spans = [...box.querySelectorAll("[data-i]")], at = spans.indexOf(box.querySelector(".at"));
       choose(spans[Math.min(Math.max(at + by, 0), spans.length - 1)]);
     });
-    return [el("div", { class: "filters" }, el("label", {}, el("b", {}, "Tokens"), " by ", modes), about), this.legend(), box];
+    return [el("div", { class: "filters" }, el("label", {}, el("b", {}, "Tokens"), " by ", modes), about), this.legend(each), box];
   }
 
   look(each, i) {
     const { tokens } = each;
     if (!tokens.mask[i]) return "masked";
     if (this.mode === "logprob") return `l${LEVELS.filter((level) => -(tokens.logprobs[i] ?? 99) >= level).length}`;
+    if (this.mode === "ratio" && (tokens.ratios?.[i] ?? null) !== null) return `r${RATIOS.filter((bound) => tokens.ratios[i] >= bound).length}`;
     if (this.mode === "advantage" && each.advantage) return each.advantage > 0 ? "plus" : "minus";
     if (this.mode === "version") return tokens.versions[i] % 2 ? "odd" : null;
     return null;
   }
 
-  legend() {
+  legend(each) {
     const sample = (look, text) => el("span", {}, el("span", { class: "tokens" }, el("span", { class: look }, "token")), ` ${text}`);
     const masked = sample("masked", "not of the policy, not in the loss");
     return el("div", { class: "scale" }, {
       logprob: () => [...["p \u2265 0.95", "\u2265 0.8", "\u2265 0.5", "\u2265 0.2", "\u2265 0.05", "< 0.05"].map((text, level) => sample(`l${level}`, text)), masked],
+      ratio: () => (each.tokens.ratios
+        ? [...["< 0.8", "< 0.98", "to 1.02", "\u2265 1.02", "\u2265 1.2"].map((text, level) => sample(`r${level}`, text)), masked]
+        : [el("span", {}, `Ratios are not recorded; coati-rl replay RUN --step ${each.step} --ratios computes those of a step.`)]),
       advantage: () => [sample("plus", "made likelier"), sample("minus", "made less likely"), masked],
       mask: () => [sample(null, "in the loss if the sample is trained"), masked],
       version: () => [sample(null, "even version"), sample("odd", "odd version"), masked],
@@ -127,7 +132,8 @@ class Rollouts {
     if (!tokens.mask[i]) return `${text}: not of the policy`;
     const logprob = tokens.logprobs[i];
     const chance = logprob === null ? "log-probability not finite" : `log-probability ${num(logprob)}, probability ${num(Math.exp(logprob))}`;
-    return `${text}: ${chance}, version ${tokens.versions[i]}`;
+    const ratio = tokens.ratios?.[i] ?? null;
+    return `${text}: ${chance}${ratio === null ? "" : `, ratio ${num(ratio)}`}, version ${tokens.versions[i]}`;
   }
 }
 

@@ -147,7 +147,10 @@ def live(out_dir: Path, layout: str, precision: str, model: str) -> dict[str, An
     micro_batches = cut(make_samples(0), per_micro_batch=4, packed=True)
     result: dict[str, Any] = {"stage": backend.layout.stage, "has_head": backend.layout.is_last_stage}
     result["scores"] = [scores_of(backend, micro_batches)]
+    untrained = directory / "untrained" / "step-0"
+    backend.save(untrained, state={"step": 0})  # before any optimizer step
     train(backend, 0)
+    result["first_step"] = state_of(backend)
     result["scores"].append(scores_of(backend, micro_batches))
     backend.keep_old_policy()
     history = WeightHistory(backend.live_weights(), max_versions=1)
@@ -162,9 +165,12 @@ def live(out_dir: Path, layout: str, precision: str, model: str) -> dict[str, An
 
     backend.save(directory / "step-2", state={"step": 1})
     backend.save(directory / "step-2", state={"step": 2})  # replaces the first
+    for step in (0, 1, 2):
+        backend.save(directory / "kept" / f"step-{step}", state={"step": step}, weights_only=2)
     result["empty_steps"], result["after_empty_steps"] = take_empty_steps(backend), state_of(backend)
     result["sums"], result["uninterrupted"] = train(backend, 2), state_of(backend)
     result["resumed_sums"], result["resumed"] = resume(directory / "step-2", layout, precision)
+    _, result["first_step_of_resumed"] = resume(untrained, layout, precision)
     result["refusals"] = refusals(backend, micro_batches, directory)
     result["after_refusal"] = state_of(backend)
     backend.close()

@@ -188,6 +188,22 @@ def test_a_resumed_trainer_that_gave_its_memory_up_takes_the_step_of_an_uninterr
     assert not all_equal(whole(life.ranks, "uninterrupted", "masters"), whole(life.ranks, "saved", "masters"))
 
 
+def test_a_checkpoint_from_before_any_optimizer_step_resumes_bit_for_bit(life: Life) -> None:
+    """As of a run whose first steps had no sample in the loss: the optimizer has no state yet."""
+    assert read_state(life.directory / "untrained" / "step-0")["step"] == 0
+    assert not any(name.startswith("exp_avg") for name in tensors_in(life.directory / "untrained" / "step-0"))
+    for kind in ("exported", "masters"):
+        assert all_equal(whole(life.ranks, "first_step_of_resumed", kind), whole(life.ranks, "first_step", kind))
+
+
+def test_weights_that_are_kept_for_a_replay_are_those_of_a_checkpoint_and_only_the_last_stay(life: Life) -> None:
+    kept = life.directory / "kept"
+    assert sorted(path.name for path in kept.iterdir()) == ["step-1", "step-2"]
+    assert read_state(kept / "step-2")["step"] == 2
+    weights = {name: tensor for name, tensor in tensors_in(life.checkpoint).items() if "/" not in name}
+    assert all_equal(tensors_in(kept / "step-2"), weights)
+
+
 def test_steps_are_taken_on_float32_masters_and_positions_stay_exact(life: Life) -> None:
     start, masters = load_file(life.model_dir / "model.safetensors"), whole(life.ranks, "saved", "masters")
     assert masters.keys() == start.keys()

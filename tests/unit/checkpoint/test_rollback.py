@@ -81,6 +81,13 @@ def test_later_checkpoints_move_whole(tmp_path):
     assert (tmp_path / "aside/checkpoints/step-10/state.json").read_text() == "10"
 
 
+def test_later_weights_that_are_kept_for_a_replay_move_beside_them(tmp_path):
+    for step in (2, 3):
+        (tmp_path / f"kept_weights/step-{step}").mkdir(parents=True)
+    set_aside_checkpoints(2, tmp_path / "aside", checkpoints=tmp_path / "kept_weights", name="kept_weights")
+    assert [path.name for path in (tmp_path / "aside/kept_weights").iterdir()] == ["step-3"]
+
+
 def test_a_name_that_is_taken_is_numbered(tmp_path):
     names = []
     for _ in range(3):

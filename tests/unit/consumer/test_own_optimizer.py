@@ -68,3 +68,19 @@ def test_the_checkpoint_of_another_optimizer_is_refused(
         make_backend(tmp_path / "step-1").restore(tmp_path / "step-1")
     with pytest.raises(ConfigError, match="it holds no optimizer state"):
         make_backend(model_dir).restore(model_dir)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["adamw", "momentum"])
+def test_a_checkpoint_from_before_any_step_of_the_optimizer_resumes_bit_for_bit(
+    model_dir: Path, tmp_path: Path, own: Callable[[str], OptimizerConfig], name: str, precision: str
+) -> None:
+    """As DAPO's first steps leave it where all groups were dropped."""
+    optimizer = OptimizerConfig() if name == "adamw" else own(name)
+    backend = make_backend(model_dir, precision=precision, optimizer=optimizer)
+    backend.save(tmp_path / "step-1", state={})
+    resumed = make_backend(tmp_path / "step-1", precision=precision, optimizer=optimizer)
+    resumed.restore(tmp_path / "step-1")
+    for each in (backend, resumed):
+        train(each)
+    assert all(map(torch.equal, exported(backend).values(), exported(resumed).values()))

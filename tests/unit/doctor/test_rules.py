@@ -161,6 +161,21 @@ def test_what_follows_from_another_finding_stands_behind_all_roots_and_says_so()
     ]
 
 
+@pytest.mark.parametrize(
+    ("config", "rewards", "first"),
+    [
+        (CONFIG, ramp(0.2, 1.0), "length_growth"),  # what is said does not matter to the reward
+        (CONFIG | {"entropy_coeff": 0.1}, ramp(0.2, 1.0), "entropy_explosion"),
+        (CONFIG | {"entropy_target": 3.0}, ramp(0.2, 1.0), "entropy_explosion"),
+        (CONFIG, ramp(0.5, 0.5), "entropy_explosion"),
+        (CONFIG, ramp(0.5, 0.6), "entropy_explosion"),  # by chance
+    ],
+)
+def test_a_policy_that_is_paid_for_length_becomes_random_by_it_and_not_by_an_entropy_bonus(config, rewards, first):
+    longer = {"response_tokens_mean": ramp(20.0, 60.0), "entropy_mean": ramp(0.3, 4.0)}
+    assert diagnose(run(config, reward_mean=rewards, reward_std=0.2, **longer))[0].cause == first
+
+
 def test_a_gradient_that_is_not_finite_is_written_as_null():
     found = diagnose(run(grad_norm=[0.5] * 4 + [None] * 12))
     assert (found[0].cause, found[0].evidence.split(" at a ")[0]) == (

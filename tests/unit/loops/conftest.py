@@ -151,3 +151,32 @@ def backend_of(monkeypatch, tmp_path):
         return seen[0]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def teacher_dir(tokenizer, tmp_path_factory):
+    """A Llama of two layers and width 32 that prefers the first 32 tokens; the student is a Qwen3 of one, width 64."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    directory = tmp_path_factory.mktemp("models") / "teacher"
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=272,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.model.embed_tokens.weight += 1.0  # what all hidden states have in common,
+        model.lm_head.weight[:32] += 0.08  # and these tokens' logits read: the student's are nearly equal
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return str(directory)

@@ -5,6 +5,9 @@ The part of a test's name before two underscores is the field (see test_flags.py
 
 import pytest
 
+from coati_rl.config.cli import build_config
+from coati_rl.errors import ConfigError
+
 
 @pytest.fixture(autouse=True)
 def one_step_a_file(monkeypatch):
@@ -21,6 +24,20 @@ def test_keep_rollouts__deletes_files_of_earlier_steps(run_in_threads):
         [3, 4],
         [1, 2, 3, 4],
     )
+
+
+def test_keep_weights__keeps_the_last_copies_of_every_nth_step_without_the_state_of_the_optimizer(run_in_threads):
+    kept = run_in_threads({"keep_weights": "every=1,last=2"}).paths.run_dir / "kept_weights"
+    assert sorted(path.name for path in kept.iterdir()) == ["step-3", "step-4"]
+    assert not [*kept.glob("*/optimizer*")]
+    every_second = run_in_threads({"keep_weights": "every=2"}).paths.run_dir / "kept_weights"
+    assert sorted(path.name for path in every_second.iterdir()) == ["step-2", "step-4"]
+
+
+@pytest.mark.parametrize("text", ["2", "every=0", "every=1,last=0", "last=2"])
+def test_keep_weights__refuses_what_it_cannot_read(text):
+    with pytest.raises(ConfigError, match="--keep-weights"):
+        build_config({"model": "m", "keep_weights": text})
 
 
 @pytest.mark.parametrize(("kept", "expected"), [(0, []), (3, [2, 3, 4])])

@@ -1,5 +1,7 @@
 """Replay steps of runs from their files: all stages agree, or the first one that differs is named."""
 
+import json
+
 import pytest
 import torch
 
@@ -54,6 +56,27 @@ def test_steps_without_a_checkpoint_before_them_are_trained_again(run_dir, tmp_p
     assert "3 steps after it trained again" in next(stage.text for stage in stages if stage.name == "weights")
 
 
+OF_KEPT_WEIGHTS = {
+    "plain": {},
+    "a policy before the update, of two steps": {"old_logprobs": "trainer", "inference_batch_size": 4},
+    "a critic": {"algo": "PPO"},
+    "adapters": {"lora_rank": 4, "lora_alpha": 8},
+    "a moving reference": {"reference_update": "every=1,mix=0.5"},
+}
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(v, marks=() if v == "plain" else pytest.mark.full) for v in OF_KEPT_WEIGHTS]
+)
+def test_steps_whose_weights_are_kept_are_not_trained_again(record, variant):
+    run = record({"save_interval": -1, "keep_weights": "every=1", "max_steps": 4, **OF_KEPT_WEIGHTS[variant]})
+    for step in (2, 3, 4):
+        stages = {stage.name: stage for stage in replay_of(run).stages(step)}
+        assert {name for name, stage in stages.items() if stage.verdict != "agrees"} == {"update"}
+        assert stages["update"].text == "the weights before the step were kept without the optimizer's state"
+        assert stages["weights"].text == f"step-{step - 1}, as they are on the disk"
+
+
 def test_the_command_prints_stages_and_exits_by_what_it_found(run_dir, tmp_path, capsys):
     assert main(["replay", str(run_dir), "--step", "2"]) == 0
     assert capsys.readouterr().out.endswith("step 2: every stage agrees\n")
@@ -71,6 +94,26 @@ def test_the_command_prints_stages_and_exits_by_what_it_found(run_dir, tmp_path,
 def test_a_run_with_text_alone_is_refused(record):
     with pytest.raises(ConfigError, match="--rollout-detail full"):
         [*replay_of(record({"rollout_detail": "text", "max_steps": 1, "save_interval": -1})).stages(1)]
+
+
+def test_ratios_of_the_tokens_are_written_and_the_largest_is_that_of_the_runs_loss(record, capsys):
+    run = record({"inference_batch_size": 4, "max_steps": 2, "learning_rate": 1e-2})  # the second step is off-policy
+    assert main(["replay", str(run), "--step", "2", "--ratios"]) == 0
+    assert "ratios of the tokens: " in capsys.readouterr().out
+    lines = [json.loads(line) for line in (run / "token_ratios" / "step-2.jsonl").read_text().splitlines()]
+    rollouts = {(each.uid, each.sample): each for each in replay_of(run).run.rollouts(2)}
+    assert {(line["uid"], line["sample"]) for line in lines} == {
+        key for key, each in rollouts.items() if each.is_trained
+    }
+    assert all(len(line["ratios"]) == len(rollouts[line["uid"], line["sample"]].line["token_ids"]) for line in lines)
+    largest = max(ratio for line in lines for ratio in line["ratios"] if ratio is not None)
+    assert largest == pytest.approx(replay_of(run).records[2]["ratio_max"], rel=2e-5) and largest > 1.001
+
+
+@pytest.mark.parametrize("given", [["--sample", "train-0.0"]])
+def test_ratios_are_of_a_whole_step(run_dir, given, capsys):
+    assert main(["replay", str(run_dir), "--step", "2", "--ratios", *given]) == 2
+    assert "--ratios: is of the whole step" in capsys.readouterr().err
 
 
 def swap_texts(run):

@@ -39,6 +39,13 @@ def test_the_line_has_the_size_of_all_and_of_one_and_what_is_free(tmp_path, monk
     assert line == "disk of checkpoints     about 12.0 MiB each (5.0 GiB free)"
 
 
+def test_weights_that_are_kept_for_a_replay_have_a_line_of_their_own(tmp_path) -> None:
+    save_file({"weight": torch.zeros(2**20)}, tmp_path / "model.safetensors")  # 4 bytes a parameter
+    config = Config(model=str(tmp_path), keep_weights="every=5,last=3")
+    _, line = checkpoint_lines(config, SimpleNamespace(precision="fp32", num_steps=20))
+    assert line == "disk of kept weights    about 16.0 MiB at most (--keep-weights every=5,last=3)"
+
+
 def test_without_the_model_nothing_is_said(tmp_path) -> None:
     plan = SimpleNamespace(precision="fp32", num_steps=20)
     assert list(checkpoint_lines(Config(model=str(tmp_path / "none")), plan)) == []

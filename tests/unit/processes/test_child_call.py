@@ -1,14 +1,15 @@
-"""Test calls of functions in a child process."""
+"""Test calls of functions, and of an object's methods, in a child process."""
 
 import os
 import signal
 import sys
+import time
 
 import psutil
 import pytest
 
 from coati_rl.errors import ConfigError, RunError
-from coati_rl.processes.child_call import call_in_child
+from coati_rl.processes.child_call import ObjectInChild, call_in_child
 
 
 def call(function):
@@ -62,3 +63,55 @@ def test_an_interrupt_ends_the_child(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         call(interrupt_parent)
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+class Subject:
+    """Do what a test asks."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def count(self, number):
+        self.calls += number
+        return self.calls
+
+    def refuse(self):
+        raise ConfigError("--model x: no such directory")
+
+    def fail(self):
+        return {}["missing"]
+
+    def sleep(self):
+        time.sleep(60)
+
+    def end(self):
+        os._exit(1)
+
+
+@pytest.fixture
+def worker(tmp_path):
+    made = ObjectInChild(Subject, tmp_path / "log")
+    yield made
+    made.close()
+
+
+def test_an_object_stays_in_its_process_between_calls(worker):
+    assert worker.call("count", 2, timeout_s=20, what="counting") == 2
+    assert worker.call("count", 3, timeout_s=20, what="counting") == 5
+
+
+def test_a_refusal_comes_back_as_it_is_and_any_other_error_with_its_type(worker, tmp_path):
+    with pytest.raises(ConfigError, match="--model x: no such directory"):
+        worker.call("refuse", timeout_s=20, what="it")
+    with pytest.raises(RunError, match="KeyError: 'missing'"):
+        worker.call("fail", timeout_s=20, what="it")
+    assert "Traceback" in (tmp_path / "log").read_text()
+
+
+def test_a_call_that_hangs_or_ends_its_process_is_named(worker, tmp_path):
+    with pytest.raises(RunError, match=r"asleep: did not end within 0 s"):
+        worker.call("sleep", timeout_s=0.2, what="asleep")
+    other = ObjectInChild(Subject, tmp_path / "other")
+    with pytest.raises(RunError, match="counting: its process has ended"):
+        other.call("end", timeout_s=20, what="counting")
+    other.close()

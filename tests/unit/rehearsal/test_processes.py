@@ -1,65 +1,11 @@
-"""Test the processes of a rehearsal: calls with a deadline, and a command whose own message comes back."""
+"""Test the command that a rehearsal runs: its own message comes back."""
 
-import os
 import time
 
 import pytest
 
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.rehearsal.command_run import CommandRun
-from coati_rl.rehearsal.worker import Worker
-
-
-class Subject:
-    """Do what a test asks."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def count(self, number):
-        self.calls += number
-        return self.calls
-
-    def refuse(self):
-        raise ConfigError("--model x: no such directory")
-
-    def fail(self):
-        return {}["missing"]
-
-    def sleep(self):
-        time.sleep(60)
-
-    def end(self):
-        os._exit(1)
-
-
-@pytest.fixture
-def worker(tmp_path):
-    made = Worker(Subject, tmp_path / "log")
-    yield made
-    made.close()
-
-
-def test_an_object_stays_in_its_process_between_calls(worker):
-    assert worker.call("count", 2, timeout_s=20, what="counting") == 2
-    assert worker.call("count", 3, timeout_s=20, what="counting") == 5
-
-
-def test_a_refusal_comes_back_as_it_is_and_any_other_error_with_its_type(worker, tmp_path):
-    with pytest.raises(ConfigError, match="--model x: no such directory"):
-        worker.call("refuse", timeout_s=20, what="it")
-    with pytest.raises(RunError, match="KeyError: 'missing'"):
-        worker.call("fail", timeout_s=20, what="it")
-    assert "Traceback" in (tmp_path / "log").read_text()
-
-
-def test_a_call_that_hangs_or_ends_its_process_is_named(worker, tmp_path):
-    with pytest.raises(RunError, match=r"asleep: did not end within 0 s"):
-        worker.call("sleep", timeout_s=0.2, what="asleep")
-    other = Worker(Subject, tmp_path / "other")
-    with pytest.raises(RunError, match="counting: its process has ended"):
-        other.call("end", timeout_s=20, what="counting")
-    other.close()
 
 
 @pytest.fixture

@@ -116,6 +116,20 @@ def test_of_a_long_rollout_tokens_in_the_middle_are_left_out():
     assert (shown["gap_at"], shown["num_left_out"], len(shown["logprobs"]), len(shown["mask"])) == (70, 900, 100, 100)
 
 
+def test_ratios_that_a_replay_has_written_are_those_of_the_tokens_that_are_shown(write_run):
+    number = 1000
+    tokens = {"token_ids": [*range(number)], "rollout_logprobs": [-1.0] * number, "token_versions": [[0, number]]}
+    run = write_run(rollouts=[tokens, {"sample": 1, **tokens}])
+    (run / "token_ratios").mkdir()
+    line = {"uid": "train-1.0", "sample": 1, "ratios": [1.0 + n / number for n in range(number)]}
+    (run / "token_ratios" / "step-1.jsonl").write_text(json.dumps(line) + "\n")
+    without, shown = read_step(RunDirectory(run), 1, max_bytes=16_000, tokenizer=None).rollouts
+    assert "ratios" not in without["tokens"]
+    ratios, gap = shown["tokens"]["ratios"], shown["tokens"]["gap_at"]
+    assert len(ratios) == len(shown["tokens"]["pieces"]) < number
+    assert (ratios[0], ratios[gap - 1], ratios[-1]) == (1.0, 1.0 + (gap - 1) / number, 1.999)
+
+
 def test_a_step_is_read_within_its_bytes_and_causes_are_counted(write_run):
     long = {"response": "word " * 100_000, **TOKENS, "token_ids": [1] * 20_000, "rollout_logprobs": [-1.0] * 20_000,
             "token_versions": [[0, 20_000]]}  # fmt: skip

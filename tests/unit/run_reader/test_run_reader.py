@@ -7,7 +7,14 @@ import pytest
 
 from coati_rl.command_line import main
 from coati_rl.errors import ConfigError
-from coati_rl.run_reader.json_lines import StalePositionError, end_of_lines, read_json_lines, read_new_lines
+from coati_rl.run_reader.json_lines import (
+    StalePositionError,
+    end_of_lines,
+    first_lines,
+    last_lines,
+    read_json_lines,
+    read_new_lines,
+)
 from coati_rl.run_reader.run_directory import RunDirectory
 from coati_rl.run_reader.step_lines import last_step, lines_of_step, without_tokens
 from coati_rl.text import printable
@@ -47,6 +54,16 @@ def test_lines_end_at_line_feeds_alone_and_one_that_is_cut_off_is_left_out(tmp_p
     with pytest.raises(ConfigError, match=r"lines.jsonl:2: the line is not of a run: it is not an object"):
         [*read_json_lines(path)]
     assert [*read_json_lines(tmp_path / "missing")] == []
+
+
+def test_damaged_lines_are_left_out_where_it_is_asked_for_and_excerpts_are_bounded(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"n": 1}\n{"n": 2, "te{"n": 3}\n[4]\n\xff\n{"n": 5}\n{"n": 6}\n{"n": 7')
+    assert [each["n"] for each in read_json_lines(path, skips_damaged=True)] == [1, 5, 6]
+    assert [each["n"] for each in first_lines(path, max_lines=5, max_bytes=100)] == [1, 5]
+    assert [each["n"] for each in first_lines(path, max_lines=9, max_bytes=10)] == [1]
+    assert [each["n"] for each in last_lines(path, max_lines=2, max_bytes=100)] == [6]
+    assert [each["n"] for each in last_lines(path, max_lines=9, max_bytes=20)] == [6]
 
 
 def test_a_step_is_read_from_the_file_that_holds_it(write):

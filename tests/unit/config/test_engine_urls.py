@@ -10,28 +10,8 @@ from coati_rl.errors import ConfigError
 from coati_rl.preflight.placement import Request
 
 A, B = "http://a:8000", "http://b:8000"
-RUN = [
-    "-m",
-    "m",
-    "-d",
-    "d",
-    "-rt",
-    "boxed",
-    "-t",
-    "1",
-    "-ibs",
-    "4",
-    "-imbs",
-    "4",
-    "-tbs",
-    "8",
-    "-tMbs",
-    "8",
-    "-tmbs",
-    "4",
-    "-g",
-    "4",
-]
+RUN = ["-m", "m", "-d", "d", "-rt", "boxed", "-t", "1", "-ibs", "4", "-imbs", "4"]
+RUN += ["-tbs", "8", "-tMbs", "8", "-tmbs", "4", "-g", "4"]
 
 
 def config_of(*flags):

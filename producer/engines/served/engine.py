@@ -42,7 +42,7 @@ from producer.engines.served.weights import ServedWeights
 from producer.engines.staging import StagingArea
 from producer.engines.token_stream import TokenStream
 
-_WAIT_S = 120.0  # for a server that is being started again
+_WAIT_S = 30.0  # for a server that is being started again; three replacements wait for it
 _GENERATE_S = 24 * 3600.0  # of a request, however long it waits in the server, whose health is watched
 _STEP_S = 0.02  # of waiting for replies, before calls are served
 _ABORT_S = 5.0  # for the tokens of an aborted request

@@ -1,7 +1,5 @@
 """Test runs whose engines are real vLLM servers that were started before them."""
 
-from contextlib import suppress
-
 import pytest
 
 from tests.integration.engines.vllm_server import vllm_server
@@ -46,8 +44,7 @@ def test_it_samples_the_tokens_of_an_engine_of_its_own_and_every_sync_is_proved(
         [(line["uid"], line["sample"], line["token_ids"]) for line in sorted(read_rollouts(run), key=_place)]
         for run in runs
     )
-    first = len(own) // NUM_STEPS  # later weights differ in the last bits, as log-probabilities do
-    assert by_url[:first] == own[:first]
+    assert by_url == own
 
 
 def _place(line):
@@ -59,7 +56,5 @@ def test_a_server_that_is_killed_is_named_and_the_run_ends(model, start, tmp_pat
         run = start(server.url, "--max-steps", 500)
         run.wait_for_step(2)
         server.kill()
-        with suppress(AssertionError):
-            run.wait(timeout_s=300)
-    assert run.process.returncode == 1, run.text()
-    assert server.url in run.text()
+        assert run.wait() == 1, run.text()
+    assert f"the server {server.url} is lost" in run.text()

@@ -120,7 +120,7 @@ def model_harness(harness: Harness) -> Harness:
 
 @pytest.fixture
 def stepwise_harness(harness: Harness) -> Harness:
-    """For tests that need each step of the model in the test's hands, which a server's are not."""
+    """For tests that depend on the engine's own steps and queue; a server has its own, where a probe waits its turn."""
     return harness
 
 

@@ -8,7 +8,7 @@ has changed, ends the engine.
 import queue
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -149,9 +149,9 @@ class _ServedCore:
             try:
                 self._server.post("/inference/v1/abort_requests", body, timeout_s=_ABORT_S)
                 sent.reply.exception(timeout=_ABORT_AGAIN_S)
-            except (CallError, TimeoutError):
+            except (CallError, CancelledError, TimeoutError):
                 continue
-        if sent.reply.cancel():  # the server ends a request whose caller has gone
+        if sent.reply.cancelled() or sent.reply.cancel():  # the server ends a request whose caller has gone
             return aborted_result(sent.request)
         return self._result(sent)
 
@@ -167,6 +167,7 @@ class _ServedCore:
                 number = self._replied.get(timeout=wait_s)
             except queue.Empty:
                 return results
+            self._check()  # of a server that was lost meanwhile all replies are cancelled
             wait_s = 0.0
             if isinstance(number, int):
                 self._answer(number)

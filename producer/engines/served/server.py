@@ -8,7 +8,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from time import monotonic
 from typing import Any
 
@@ -87,6 +87,8 @@ class Server:
         except TimeoutError:
             future.cancel()
             raise CallError(f"no reply within {timeout_s:g} s") from None
+        except CancelledError:
+            raise CallError("the server is lost, or no longer used") from None
 
     async def _call(
         self, method: str, path: str, content: bytes | None, timeout_s: float, max_reply_bytes: int
@@ -109,6 +111,8 @@ class Server:
                 await self._call("GET", "/health", None, LOST_AFTER_S, _REPLY_BYTES)
             except CallError as error:
                 on_lost(str(error))
+                for waiting in list(self._tasks):  # a commit in this moment must not wait for it to the end
+                    waiting.cancel()
                 return
             await asyncio.sleep(_WATCH_S)
 

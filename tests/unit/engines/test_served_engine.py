@@ -181,6 +181,16 @@ def test_a_server_that_does_not_answer_is_lost_within_its_deadline(monkeypatch, 
     engine.shutdown()
 
 
+def test_a_server_that_is_lost_in_a_commit_ends_it_within_the_same_deadline(monkeypatch, server, trained):
+    monkeypatch.setattr(served_server, "LOST_AFTER_S", 0.5)
+    version = trained.stage_checkpoint(1)
+    server.replies["/pause"] = server.replies["/health"] = [503, None]
+    with pytest.raises(EngineError, match=f"{server.url} has not loaded version {version}"):
+        trained.engine.commit_weights(version, in_flight=False, timeout_s=20.0)
+    with pytest.raises(EngineError, match=f"the server {server.url} is lost: status 503"):
+        trained.complete(PROMPT)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -116,6 +116,10 @@ def _prepare(config: Config, *, is_dry_run: bool) -> "tuple[Prepared, Callable[[
     model = Path(prepared.config.model.model)
     if prepared.config.sampling.backend == "transformers" and model.is_dir():  # in a dry run it may be elsewhere
         check_decoding(model)
+    if prepared.config.engine_urls and not is_dry_run:
+        from producer.engines.served.preflight import check_servers
+
+        check_servers(prepared.config, prepared.plan.precision)
     datasets = {"--dataset": prepared.read_prompts}
     datasets |= {f"--eval-dataset {task}": prompts.prompts for task, prompts in prepared.evaluation.items()}
     return prepared, make_scorer, (*prepared.warnings, *ground_truth_warnings(config, datasets))

@@ -77,9 +77,13 @@ class ProducerActor:
             gpu_memory_utilization=config.parallel.gpu_memory_utilization,
             adapter=config.lora.sent_adapter,
             takes_turns=config.takes_turns,
+            weights_dir=str(self._context.log_dir.parent / "engine_weights" / self._context.name),
         )
         self._engine = create_engine(
-            config.sampling.backend, options, policy_version=UNSYNCED, load_timeout_s=START_TIMEOUT_S
+            self._context.server or config.sampling.backend,
+            options,
+            policy_version=UNSYNCED,
+            load_timeout_s=START_TIMEOUT_S,
         )
         self._environment = make_environment(config, log_dir=self._context.log_dir)
         logger.info("producer %d is ready", self._producer_id)

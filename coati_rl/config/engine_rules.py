@@ -9,8 +9,10 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 from coati_rl.config.config import Config
+from coati_rl.config.engine_urls import shown_backend
 from coati_rl.config.named_values import named_values
 from coati_rl.config.plan import resolve_precision
+from coati_rl.config.server_rules import server_problems
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
 
@@ -58,6 +60,7 @@ def answers_per_prompt(config: Config) -> int:
 def engine_problems(config: Config) -> Iterator[str]:
     """Return why the engines of a run cannot be made like this, each with a remedy."""
     yield from backend_problems(config.sampling)
+    yield from server_problems(config)
     yield from partial_rollout_problems(config)
     sampling, wanted = config.sampling, config.sampling.max_num_seqs
     per_prompt, of_prompt = answers_per_prompt(config), "(g + 1)" if config.algorithm.has_baseline else "g"
@@ -102,7 +105,8 @@ def backend_problems(settings: ChosenEngine) -> Iterator[str]:
     }
     flags = [flag for flag, is_given in given.items() if is_given]
     if flags:
-        yield f"{', '.join(flags)} with -b {settings.backend}: only vLLM has it; use -b vllm, or leave it out"
+        named = f"{', '.join(flags)} with -b {shown_backend(settings.backend)}"
+        yield f"{named}: only vLLM has it; use -b vllm, or leave it out"
 
 
 def check_engine_device(settings: EngineFlags, device: Device, *, max_model_len: int, max_num_seqs: int) -> None:

@@ -9,7 +9,7 @@ from coati_rl.config.model import ModelConfig
 from coati_rl.config.named_values import NamedValues
 from coati_rl.config.parallel import ParallelConfig
 from coati_rl.config.reward import RewardConfig
-from coati_rl.config.sampling import SamplingConfig, Temperature
+from coati_rl.config.sampling import SamplingConfig, Temperature, own_engine
 from coati_rl.config.sections import JobConfig
 from coati_rl.reward_spec import NO_REWARD
 
@@ -26,7 +26,7 @@ class GenerateDataConfig(PromptFields):
 class GenerateSamplingConfig(Section):
     """Engine and sampling distribution."""
 
-    backend: Literal["vllm", "transformers", "fake"] = shared_field(SamplingConfig, "backend")
+    backend: Literal["vllm", "transformers", "fake"] = own_engine()
     num_generations: int = experiment(1, "Samples per prompt.", short="-g", ge=1)
     temperature: Temperature = experiment(1.0, "Sampling temperature; 0 is greedy.", short="-temp", ge=0)
     top_k: int | None = shared_field(SamplingConfig, "top_k")

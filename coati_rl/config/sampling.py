@@ -1,9 +1,10 @@
 """Set how responses are sampled."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
+from coati_rl.config.engine_urls import Backend
 from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.config.named_values import NamedValues
 
@@ -27,11 +28,20 @@ def _check_temperature(temperature: float) -> float:
 Temperature = Annotated[float, AfterValidator(_check_temperature)]
 
 
+def own_engine() -> Any:
+    """Return the field of a command whose engine is in a process of its own."""
+    return experiment("vllm", "Generation engine; fake is deterministic noise for dry runs and tests.", short="-b")
+
+
 class SamplingConfig(Section):
     """Engine and sampling distribution."""
 
-    backend: Literal["vllm", "transformers", "fake"] = experiment(
-        "vllm", "Generation engine; fake is deterministic noise for dry runs and tests.", short="-b"
+    backend: Backend = experiment(
+        "vllm",
+        "Generation engine; fake is deterministic noise for dry runs and tests. Or the address of a vLLM server that "
+        "runs already, of several with commas: http://HOST:8000,http://HOST:8001, one for each of -i.",
+        short="-b",
+        metavar="{vllm,transformers,fake,URL}",
     )
     num_generations: int = experiment(8, "Samples per prompt: the group size.", short="-g", ge=1)
     temperature: Temperature = experiment(1.0, "Sampling temperature; the loss uses the same.", short="-temp", gt=0)

@@ -9,7 +9,7 @@ from coati_rl.config.fields import Section, execution
 from coati_rl.config.generate import EngineConfig, shared_field
 from coati_rl.config.model import ModelConfig
 from coati_rl.config.named_values import NamedValues
-from coati_rl.config.sampling import SamplingConfig
+from coati_rl.config.sampling import own_engine
 from coati_rl.config.sections import JobConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.:/-]*")
@@ -55,7 +55,7 @@ class ServerConfig(Section):
 class ServeEngineConfig(Section):
     """The inference engine of this process."""
 
-    backend: Literal["vllm", "transformers", "fake"] = shared_field(SamplingConfig, "backend")
+    backend: Literal["vllm", "transformers", "fake"] = own_engine()
     device: Literal["auto", "cpu", "cuda"] = shared_field(EngineConfig, "device")
     max_model_len: int | None = execution(
         None, "Tokens of a prompt and its answer at most; default: the model's positions, at most 8192.", ge=2

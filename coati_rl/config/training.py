@@ -7,6 +7,7 @@ from pydantic import field_validator, model_validator
 
 from coati_rl.config.cluster import ClusterConfig
 from coati_rl.config.data import DatasetFields
+from coati_rl.config.engine_urls import server_urls
 from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.config.kept_weights import KeptWeights
 from coati_rl.config.lora import LoraConfig
@@ -251,9 +252,14 @@ class TrainingConfig(JobConfig):
         return RewardActors()
 
     @property
+    def engine_urls(self) -> tuple[str, ...]:
+        """Servers that are the engines, one of each producer; empty if engines are the run's own."""
+        return server_urls(getattr(getattr(self, "sampling", None), "backend", ""))
+
+    @property
     def num_devices(self) -> int:
         """GPUs of a run in GPU mode."""
-        engines = 0 if self.takes_turns else self.num_producers * self.producer_width
+        engines = 0 if self.takes_turns or self.engine_urls else self.num_producers * self.producer_width
         return engines + self.parallel.num_trainers + self.parallel.ref_devices + self.reward_models.num_gpus
 
     @property

@@ -52,7 +52,7 @@ def engine_memory(
     in_host_memory = not on_device and backend not in ("shm", "ipc")  # with these engines read the trainers' memory
     staged = update if on_device else 0
     sequence = token_bytes(hf_config, settings)
-    if sampling.backend == "fake":
+    if sampling.backend == "fake" or config.engine_urls:
         parts: Parts = {}
     elif sampling.backend == "transformers":
         parts = transformers_engine_parts(

@@ -11,6 +11,7 @@ from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.rules import check
+from coati_rl.config.server_rules import stages_on_host
 from coati_rl.memory.activations import item_bytes
 from coati_rl.memory.forecast import Forecast
 from coati_rl.memory.model_shape import model_shape
@@ -219,7 +220,7 @@ def backend_of(config: Config, hf_config: Any, device: Device) -> CollectiveBack
         device=device,
         is_one_node=not config.cluster.master_address,
         update_bytes=update_bytes(config, hf_config, device),
-        in_turns=config.takes_turns,
+        in_turns=stages_on_host(config),
     )
 
 

@@ -74,7 +74,9 @@ class Request:
             group_size=config.parallel.ranks_per_group,
             trainer=ActorResources(cpus=1, gpus=1 if on_gpu else 0),
             num_producers=0 if config.takes_turns else config.num_producers,
-            producer=ActorResources(cpus=1 if on_gpu else width, gpus=width if on_gpu else 0),
+            producer=ActorResources(
+                cpus=1 if on_gpu else width, gpus=width if on_gpu and not config.engine_urls else 0
+            ),
             num_reward_models=config.reward_models.num_actors,
             reward_model=ActorResources(cpus=1, gpus=1 if on_gpu and config.reward_models.num_gpus else 0),
             num_scorers=config.parallel.ref_devices,

@@ -21,6 +21,7 @@ from coati_rl.config.environment_rules import environment_warnings
 from coati_rl.config.gpu_rules import with_device_defaults
 from coati_rl.config.plan import make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
+from coati_rl.config.server_rules import stages_on_host
 from coati_rl.config.update_rules import with_sync_timeout
 from coati_rl.data.dataset import PromptSet
 from coati_rl.data.prompt_source import PromptSource
@@ -98,7 +99,7 @@ def prepare(
     check_engines(config, device)
     given = config.parallel.model_fields_set
     config = with_device_defaults(config, device)
-    is_one_node, in_turns = not config.cluster.master_address, config.takes_turns
+    is_one_node, in_turns = not config.cluster.master_address, stages_on_host(config)
     choose_backend(config.sync.weight_transport, device=device, is_one_node=is_one_node, in_turns=in_turns)
     say = partial(print_lines, prog=config.prog())
     with slow_phase("preparing, 1 of 3: the rows are read", say):

@@ -9,6 +9,7 @@ from typing import Any
 from coati_rl.config import Config
 from coati_rl.config.plan import Plan
 from coati_rl.config.rules import nearest_flags
+from coati_rl.config.server_rules import stages_on_host
 from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
 from coati_rl.preflight.prepared_run import NUM_READ
@@ -20,7 +21,7 @@ def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[st
     """Return the device, and warnings. Raises: ConfigError when this machine has too few GPUs."""
     parallel, reward_gpus = config.parallel, config.reward_models.num_gpus
     engines = f"{parallel.num_inferencer} * {parallel.producer_tensor_parallel_size}"
-    terms = [] if config.takes_turns else [("P * ptp", engines)]
+    terms = [] if stages_on_host(config) else [("P * ptp", engines)]
     terms += [("T", str(parallel.num_trainers)), *([("R", str(reward_gpus))] if reward_gpus else [])]
     terms += [("N", str(parallel.ref_devices))] if parallel.ref_devices else []
     names, numbers = (" + ".join(each) for each in zip(*terms, strict=True))

@@ -27,6 +27,7 @@ class ActorContext:
     slot: int  # number of this actor among those of its machine
     num_slots: int  # actors that share the machine
     gpus: tuple[int, ...] = ()  # of the machine, that this actor shares with others; empty: those that Ray gives it
+    server: str = ""  # URL of a producer's engine; empty: it makes its own
 
 
 def assigned_cores(slot: int, num_slots: int, cores: list[int]) -> list[int]:

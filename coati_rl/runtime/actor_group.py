@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import ray
 
+from coati_rl.config.engine_urls import ServerShares
 from coati_rl.preflight.prepared import PreparedJob, unchecked
 from coati_rl.processes.actor_classes import START_TIMEOUT_S, ActorClasses
 from coati_rl.processes.actor_process import ActorContext, device_environment
@@ -76,6 +77,7 @@ class ActorGroup:
         self._paths = paths
         self._classes = classes
         self._num_producers = 0  # created so far
+        self._servers = ServerShares(self._config.engine_urls)
         self._namespace = own_namespace()
         self._placement = PlacementManager(self._config, prepared.plan.device)
         if self._config.cluster.master_address and prepared.plan.device == "cuda":
@@ -148,6 +150,7 @@ class ActorGroup:
         self._num_producers += 1
         reservation = self._placement.acquire()
         context = self._context(f"producer-{producer_id}", reservation)
+        context = replace(context, server=self._servers.take(producer_id))
         producer_cls: Any = self._classes.producer
         options = self._options(context.name, reservation, producer_cls)
         handle: Any = (
@@ -172,6 +175,7 @@ class ActorGroup:
         member = self.producers.pop(producer_id, None) or self.starting.pop(producer_id, None)
         if member is not None:
             self.heartbeats.end(member.name)
+            self._servers.release(producer_id)
             ray.kill(member.handle)
             if member.reservation is not None:
                 self._placement.release(member.reservation)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from coati_rl.config import Config
+from coati_rl.config.server_rules import stages_on_host
 from coati_rl.config.update_rules import stages_on_gpu
 from coati_rl.data.packing import probe_micro_batch
 from coati_rl.protocols import SyncReports, WeightReceiver
@@ -70,7 +71,7 @@ def publishing(
         host=host,
         is_one_node=not config.cluster.master_address,
         directory=directory,
-        in_turns=config.takes_turns,
+        in_turns=stages_on_host(config),
     )
     with closing(sender):
         send, start_commits = _make_send(backend, config, connect, reports, sender)

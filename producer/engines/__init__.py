@@ -1,4 +1,4 @@
-"""Create generation engines: vLLM, plain transformers, and a deterministic fake, all with one protocol.
+"""Create generation engines, all with one protocol: vLLM, transformers, a deterministic fake, vLLM servers by URL.
 
 In: a backend's name and its settings. Out: a loaded engine. Importing this package imports no engine library;
 `create_engine` imports the one that it needs, in a process started with `engine_environment`.
@@ -23,7 +23,8 @@ def create_engine(
     """Create an engine and wait until it has loaded.
 
     Args:
-        backend: "vllm", "transformers" or "fake"; "fake" has the model's vocabulary, EOS and tokenizer alone.
+        backend: "vllm", "transformers" or "fake"; "fake" has the model's vocabulary, EOS and tokenizer alone. Or the
+            URL of a vLLM server.
         options: what it is made with.
         policy_version: of the weights on disk; -1 until a commit has proven them.
         load_timeout_s: time limit of loading, in seconds.
@@ -34,7 +35,7 @@ def create_engine(
         raise ConfigError(
             f"--backend {backend} has no tensor parallelism: use -ptp 1 instead of {options.tensor_parallel_size}"
         )
-    if options.adapter is not None and (backend == "transformers" or options.quantization is not None):
+    if options.adapter is not None and (backend not in ("vllm", "fake") or options.quantization is not None):
         raise ConfigError(
             "--lora-sync adapter: only vLLM serves adapters beside a base, and one that is not quantized; use "
             "--lora-sync merged"
@@ -50,12 +51,16 @@ def create_engine(
         from producer.engines.transformers_engine import TransformersEngine
 
         engine = TransformersEngine(options, policy_version=policy_version)
+    elif "://" in backend:
+        from producer.engines.served.engine import ServedEngine
+
+        engine = ServedEngine(backend, options, policy_version=policy_version)
     elif backend == "fake":
         from producer.engines.fake_engine import fake_engine_like
 
         engine = fake_engine_like(options, policy_version=policy_version)
     else:
-        raise ConfigError(f"--backend {backend} is unknown: use vllm, transformers or fake")
+        raise ConfigError(f"--backend {backend} is unknown: use vllm, transformers, fake or http://HOST:PORT")
     try:
         engine.wait_ready(load_timeout_s)
     except BaseException:

@@ -82,24 +82,12 @@ class StagingWorkerExtension:
 
         Returns: the digest of what was loaded; empty of whole weights on a rank for which another one receives.
         """
-        import torch
-        from vllm.config import set_current_vllm_config
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-
         staged = self.coati_staging.take()
         if self.coati_adapter is not None:
             self.coati_adapter.load(staged.tensors)
-            self._coati_synchronize()
-            return staged.digest or _host_digest(staged.tensors)
-        model = self.model_runner.model
-        with torch.no_grad(), torch.device(self.device), set_current_vllm_config(self.vllm_config):
-            # load_weights() alone fails on CPU, where the weights of linear layers are packed and the originals freed.
-            self._coati_forget_packed_experts(model)
-            initialize_layerwise_reload(model)
-            model.load_weights(iter(staged.tensors))
-            finalize_layerwise_reload(model, self.model_config)
-            self._coati_repack_tied_head(model, [name for name, _ in staged.tensors])
-        self._coati_synchronize()
+            _synchronize(self.device)
+            return staged.digest or host_digest(staged.tensors)
+        load_model_weights(self, staged.tensors)
         return staged.digest
 
     def coati_sleep(self) -> None:
@@ -119,42 +107,62 @@ class StagingWorkerExtension:
         """Close the transfer group."""
         self.coati_staging.close()
 
-    def _coati_synchronize(self) -> None:
-        """Wait until a GPU has copied what was loaded: the next update overwrites what copies read."""
-        import torch
 
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+def load_model_weights(worker: Any, tensors: Sequence[tuple[str, Any]]) -> None:
+    """Load all weights into the model of a vLLM worker; no step may be running. After an error it is unusable."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-    def _coati_forget_packed_experts(self, model: Any) -> None:
-        """Have the reload prepare experts on CPU as the first load does: it packs them for its grouped products.
-
-        vLLM does so only for a layer that has no kernel yet. A reload would leave plain weights where the kernel reads
-        packed ones, and the log-probabilities would be off without an error.
-        """
-        if self.device.type != "cpu":
-            return
-        for module in model.modules():
-            method = getattr(module, "quant_method", None)
-            if method is not None and hasattr(method, "moe_kernel"):
-                method.moe_kernel = None
-
-    def _coati_repack_tied_head(self, model: Any, updated: Sequence[str]) -> None:
-        """Repack a tied lm_head on CPU: it is a packed copy of the embeddings, which a reload does not update.
-
-        An update without an lm_head says that it is tied. vLLM's own configuration says otherwise where the checkpoint
-        has a copy of the embeddings.
-        """
-        head = getattr(model, "lm_head", None)
-        embeddings = getattr(getattr(model, "model", None), "embed_tokens", None)
-        is_tied = not any(name.endswith(HEAD) for name in updated)
-        if self.device.type != "cpu" or not is_tied or head is None or embeddings is None or head is embeddings:
-            return
-        head.weight = embeddings.weight
-        head.quant_method.process_weights_after_loading(head)
+    model = worker.model_runner.model
+    with torch.no_grad(), torch.device(worker.device), set_current_vllm_config(worker.vllm_config):
+        # load_weights() alone fails on CPU, where the weights of linear layers are packed and the originals freed.
+        _forget_packed_experts(model, worker.device)
+        initialize_layerwise_reload(model)
+        model.load_weights(iter(tensors))
+        finalize_layerwise_reload(model, worker.model_config)
+        _repack_tied_head(model, [name for name, _ in tensors], worker.device)
+    _synchronize(worker.device)
 
 
-def _host_digest(tensors: Sequence[tuple[str, Any]]) -> str:
+def _synchronize(device: Any) -> None:
+    """Wait until a GPU has copied what was loaded: the next update overwrites what copies read."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def _forget_packed_experts(model: Any, device: Any) -> None:
+    """Have the reload prepare experts on CPU as the first load does: it packs them for its grouped products.
+
+    vLLM does so only for a layer that has no kernel yet. A reload would leave plain weights where the kernel reads
+    packed ones, and the log-probabilities would be off without an error.
+    """
+    if device.type != "cpu":
+        return
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if method is not None and hasattr(method, "moe_kernel"):
+            method.moe_kernel = None
+
+
+def _repack_tied_head(model: Any, updated: Sequence[str], device: Any) -> None:
+    """Repack a tied lm_head on CPU: it is a packed copy of the embeddings, which a reload does not update.
+
+    An update without an lm_head says that it is tied. vLLM's own configuration says otherwise where the checkpoint has
+    a copy of the embeddings.
+    """
+    head = getattr(model, "lm_head", None)
+    embeddings = getattr(getattr(model, "model", None), "embed_tokens", None)
+    is_tied = not any(name.endswith(HEAD) for name in updated)
+    if device.type != "cpu" or not is_tied or head is None or embeddings is None or head is embeddings:
+        return
+    head.weight = embeddings.weight
+    head.quant_method.process_weights_after_loading(head)
+
+
+def host_digest(tensors: Sequence[tuple[str, Any]]) -> str:
     """Return the digest of tensors that another rank has received, as it computes it."""
     digest = HostDigest()
     for _, tensor in tensors:

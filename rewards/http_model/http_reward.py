@@ -13,10 +13,10 @@ from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
+from coati_rl.http_call import CallError, call, check_url, new_client, run
 from coati_rl.reward_url import filled_in, without_secrets
 from coati_rl.text import shorten
 from coati_rl.types import Problem, Score
-from rewards.http_model.http_call import CallError, call, check_url, new_client, run
 from rewards.reward import bounded, invalid_score
 
 _CORRECT_FROM = 1.0  # score from which a response counts as correct; also the default for rewards

@@ -17,10 +17,10 @@ from pydantic import ValidationError
 
 from coati_rl import __version__
 from coati_rl.errors import ConfigError, RunError
+from coati_rl.http_call import CallError, CallRefusedError, call, check_url, new_client, run
 from coati_rl.reward_spec import public_reward_type
 from coati_rl.text import shorten
 from coati_rl.types import Problem, Score
-from rewards.http_model.http_call import CallError, CallRefusedError, call, check_url, new_client, run
 from rewards.remote.wire import TOKEN_VARIABLE, HealthReply, is_token, parse_reply, request_body
 from rewards.reward import invalid_score
 

@@ -41,6 +41,8 @@ OTHERS_FLAGS = {
     "python": "-c -I -S",
     "mypy": "--strict",
     "torchrun": "--nproc-per-node",
+    "vllm serve": "--dtype --logprobs-mode --enable-scale-out --no-enable-chunked-prefill --max-num-batched-tokens"
+    " --worker-extension-cls",
 }
 METRICS = {f"rewards/{name}" for name in ("chosen", "rejected", "margins", "accuracies")}  # like a path in rewards/
 NAMES_OF_THE_READER = {"FILE.py", "brevity.py", "own_loss.py"}  # besides the files that a page's blocks are

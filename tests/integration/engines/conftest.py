@@ -5,6 +5,7 @@ implementations of one model differ most; the embeddings are tied or not, and ea
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from tests.integration.engines.engine_process import hosted_engine
 from tests.integration.engines.harness import MAX_MODEL_LEN, Harness
+from tests.integration.engines.vllm_server import vllm_server
 
 VOCAB_SIZE = 320
 EOS_TOKEN = "<|endoftext|>"
@@ -85,15 +87,24 @@ ENGINES = [
     pytest.param(("transformers", "tied"), marks=pytest.mark.full),
     ("fake", "tied"),
     pytest.param(("fake", "untied"), marks=pytest.mark.full),
+    pytest.param(("server", "untied"), marks=pytest.mark.full),
+    pytest.param(("server", "tied"), marks=pytest.mark.full),  # with this project's loader, see `check_server`
 ]
 
 
 @pytest.fixture(scope="session", params=ENGINES, ids="-".join)
-def harness(request: pytest.FixtureRequest, checkpoints: Checkpoints) -> Iterator[Harness]:
+def harness(
+    request: pytest.FixtureRequest, checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Harness]:
     """One engine of each kind and model, for all tests that leave it without a request; of whatever version then."""
     backend, model = request.param
     settings = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 16, "policy_version": -1}
-    with hosted_engine(backend, model=str(checkpoints[model][0]), **settings) as engine:
+    with ExitStack() as stack:
+        if backend == "server":
+            folder = tmp_path_factory.mktemp("server")
+            started = vllm_server(checkpoints[model][0], folder / "log", has_loader=model == "tied")
+            backend, settings["weights_dir"] = stack.enter_context(started).url, str(folder / "weights")
+        engine = stack.enter_context(hosted_engine(backend, model=str(checkpoints[model][0]), **settings))
         harness = Harness(engine, checkpoints[model])
         harness.has_model = backend != "fake"
         harness.commit_first(range(40, 60))
@@ -107,13 +118,22 @@ def model_harness(harness: Harness) -> Harness:
     return harness
 
 
+@pytest.fixture
+def stepwise_harness(harness: Harness) -> Harness:
+    """For tests that depend on the engine's own steps and queue; a server has its own, where a probe waits its turn."""
+    return harness
+
+
+_WITHOUT = {"model_harness": "fake", "stepwise_harness": "server"}  # the backend that is left out of a fixture's tests
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the fake engine out where a model is needed: deselected, since there is nothing to run, not skipped."""
+    """Leave backends out where what is tested is not there: deselected, since there is nothing to run, not skipped."""
 
-    def lacks_model(item: pytest.Item) -> bool:
-        if "model_harness" not in getattr(item, "fixturenames", ()):
-            return False
-        return "fake" in getattr(getattr(item, "callspec", None), "params", {}).get("harness", ())
+    def is_left_out(item: pytest.Item) -> bool:
+        of_item = getattr(getattr(item, "callspec", None), "params", {}).get("harness", ())
+        names = getattr(item, "fixturenames", ())
+        return any(name in names and backend in of_item for name, backend in _WITHOUT.items())
 
-    config.hook.pytest_deselected(items=[item for item in items if lacks_model(item)])
-    items[:] = [item for item in items if not lacks_model(item)]
+    config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
+    items[:] = [item for item in items if not is_left_out(item)]

@@ -129,14 +129,14 @@ def test_a_probe_sees_the_serving_weights_alone_whatever_runs_beside_it(harness)
 
 
 @pytest.mark.parametrize("commits", [False, True])
-def test_a_probe_does_not_wait_for_samples_that_are_queued(harness, commits):
-    prompts = submit_many(harness)
+def test_a_probe_does_not_wait_for_samples_that_are_queued(stepwise_harness, commits):
+    prompts = submit_many(stepwise_harness)
     if commits:  # running samples begin anew, ahead of those that wait
-        harness.sync(1 - harness.serving, in_flight=True)
-    assert harness.probe_gap(PROMPTS[0]) < 1e-4
-    assert harness.engine.num_sequences() > 16  # more than run at a time
-    collect(harness, prompts)
-    assert harness.probe_gap(PROMPTS[0]) < 1e-4
+        stepwise_harness.sync(1 - stepwise_harness.serving, in_flight=True)
+    assert stepwise_harness.probe_gap(PROMPTS[0]) < 1e-4
+    assert stepwise_harness.engine.num_sequences() > 16  # more than run at a time
+    collect(stepwise_harness, prompts)
+    assert stepwise_harness.probe_gap(PROMPTS[0]) < 1e-4
 
 
 def test_probes_and_commits_may_meet(harness):

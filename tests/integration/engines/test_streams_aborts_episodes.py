@@ -23,13 +23,13 @@ def tokens(completions: Sequence[Completion]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("sampling", [{"seed": 70}, {"seed": 71, "stop": ("d", "zzz")}, {"temperature": 0.0}])
-def test_what_is_streamed_is_what_the_result_says(harness, sampling):
+def test_what_is_streamed_is_what_the_result_says(stepwise_harness, sampling):
     one = request("streamed", PROMPT, num_samples=5, max_new_tokens=24, **sampling)
-    alone = harness.generate(one)["streamed"]
-    harness.engine.stream(one)
-    final = harness.engine.result("streamed", TIMEOUT_S)
+    alone = stepwise_harness.generate(one)["streamed"]
+    stepwise_harness.engine.stream(one)
+    final = stepwise_harness.engine.result("streamed", TIMEOUT_S)
     assert tokens(final.completions) == tokens(alone.completions)
-    chunks = harness.engine.chunks("streamed")
+    chunks = stepwise_harness.engine.chunks("streamed")
     # They came in parts. Under some weights the most probable first token ends a response: one part is all of it then.
     assert len(chunks) > 5 or all(len(sample.token_ids) == 1 for sample in final.completions)
     for index, sample in enumerate(final.completions):
@@ -42,19 +42,19 @@ def test_what_is_streamed_is_what_the_result_says(harness, sampling):
 
 
 @pytest.mark.parametrize("num_tokens", [0, 3])
-def test_an_aborted_request_gives_what_was_sampled_and_leaves_the_others_alone(harness, num_tokens):
+def test_an_aborted_request_gives_what_was_sampled_and_leaves_the_others_alone(stepwise_harness, num_tokens):
     long = request("long", PROMPT, num_samples=6, max_new_tokens=40, seed=80)
-    whole = harness.generate(long)["long"].completions
+    whole = stepwise_harness.generate(long)["long"].completions
     other = request("other", LONG_PROMPT, num_samples=2, seed=90, max_new_tokens=40)
-    undisturbed = tokens(harness.generate(other)["other"].completions)
+    undisturbed = tokens(stepwise_harness.generate(other)["other"].completions)
     if num_tokens:
-        harness.engine.abort_after(long, num_tokens * 6)
+        stepwise_harness.engine.abort_after(long, num_tokens * 6)
     else:
-        harness.engine.submit(long)
-        harness.engine.abort("long")
-        harness.engine.abort("long")
-    harness.engine.submit(other)
-    partial = harness.engine.result("long", TIMEOUT_S)
+        stepwise_harness.engine.submit(long)
+        stepwise_harness.engine.abort("long")
+        stepwise_harness.engine.abort("long")
+    stepwise_harness.engine.submit(other)
+    partial = stepwise_harness.engine.result("long", TIMEOUT_S)
     assert partial.error is None
     assert len(partial.completions) == 6
     for before, after in zip(whole, partial.completions, strict=True):
@@ -67,12 +67,14 @@ def test_an_aborted_request_gives_what_was_sampled_and_leaves_the_others_alone(h
             assert before.text.startswith(after.text.rstrip("\ufffd"))
         else:
             assert (after.finish_reason, after.text) == (before.finish_reason, before.text)
-    if harness.has_model:  # the fake engine has answered, or not begun
+    if stepwise_harness.has_model:  # the fake engine has answered, or not begun
         assert "abort" in {sample.finish_reason for sample in partial.completions}
         assert max(len(sample.token_ids) for sample in partial.completions) in range(num_tokens, num_tokens + 4)
-    assert tokens(harness.engine.result("other", TIMEOUT_S).completions) == undisturbed
-    assert harness.engine.num_sequences() == 0
-    assert tokens(harness.generate(long)["long"].completions) == tokens(whole)  # its id is free, and the engine goes on
+    assert tokens(stepwise_harness.engine.result("other", TIMEOUT_S).completions) == undisturbed
+    assert stepwise_harness.engine.num_sequences() == 0
+    assert tokens(stepwise_harness.generate(long)["long"].completions) == tokens(
+        whole
+    )  # its id is free, and the engine goes on
 
 
 def test_to_abort_what_is_unknown_or_finished_is_harmless(harness):

@@ -17,7 +17,7 @@ def test_importing_the_package_imports_no_engine():
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match="use vllm, transformers or fake"):
+    with pytest.raises(ConfigError, match="use vllm, transformers, fake or http"):
         create_engine("sglang", EngineOptions(model="m", max_model_len=8))
 
 

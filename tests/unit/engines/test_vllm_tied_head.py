@@ -5,25 +5,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from producer.engines.vllm_worker import StagingWorkerExtension
+from producer.engines.vllm_worker import _repack_tied_head
 
 UPDATE = ["model.embed_tokens.weight", "model.norm.weight"]
 
 
-@pytest.mark.parametrize("configured", [True, False])  # vLLM's own setting: False where the file has a copy of the head
 @pytest.mark.parametrize(("device", "updated", "is_copied"), [
     ("cpu", UPDATE, True),
     ("cpu", [*UPDATE, "lm_head.weight"], False),  # another head than the embedding
     ("cuda", UPDATE, False),  # one tensor
 ])  # fmt: skip
-def test_a_head_that_an_update_does_not_hold_is_the_embedding(configured, device, updated, is_copied) -> None:
+def test_a_head_that_an_update_does_not_hold_is_the_embedding(device, updated, is_copied) -> None:
     packed = []
-    worker = StagingWorkerExtension()
-    worker.device = torch.device(device)
-    worker.model_config = SimpleNamespace(hf_text_config=SimpleNamespace(tie_word_embeddings=configured))
     embeddings = SimpleNamespace(weight="new embeddings")
     method = SimpleNamespace(process_weights_after_loading=lambda head: packed.append(head.weight))
     head = SimpleNamespace(weight="old head", quant_method=method)
     model = SimpleNamespace(lm_head=head, model=SimpleNamespace(embed_tokens=embeddings))
-    worker._coati_repack_tied_head(model, updated)
+    _repack_tied_head(model, updated, torch.device(device))
     assert packed == (["new embeddings"] if is_copied else [])

@@ -72,9 +72,11 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         loop.close()
 
 
-def new_client() -> httpx2.AsyncClient:
+def new_client(max_connections: int = 100) -> httpx2.AsyncClient:
     """Create a client for `call`. It uses the environment's proxy, except for this machine.
 
+    Args:
+        max_connections: at a time; further calls wait.
     Raises: CallRefusedError for a proxy that cannot be used.
     """
     try:
@@ -82,6 +84,7 @@ def new_client() -> httpx2.AsyncClient:
             verify=_SSL_CONTEXT,
             mounts=dict.fromkeys(_THIS_MACHINE),
             timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            limits=httpx2.Limits(max_connections=max_connections, max_keepalive_connections=20),
             headers={"Accept-Encoding": "identity"},
         )
     except (ImportError, ValueError, httpx2.InvalidURL) as error:
@@ -96,6 +99,7 @@ async def call(
     deadline: float,
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
+    max_reply_bytes: int = MAX_REPLY_BYTES,
 ) -> bytes:
     """Return the body of the first reply with status 200.
 
@@ -108,7 +112,8 @@ async def call(
         deadline: end of the whole call, in seconds of time.monotonic.
         body: of the request.
         headers: of the request.
-    Raises: CallRefusedError for any other status and for a reply above 64 MiB; CallError past the deadline,
+        max_reply_bytes: of its body; a longer one is not read to its end.
+    Raises: CallRefusedError for any other status and for a longer reply; CallError past the deadline,
             with the last attempt's failure.
     """
     clock = asyncio.get_running_loop().time
@@ -122,7 +127,7 @@ async def call(
         async with asyncio.timeout_at(deadline):
             async for attempt in attempts:
                 with attempt:
-                    return await _attempt(client, method, url, body, headers)
+                    return await _attempt(client, method, url, body, headers, max_reply_bytes)
                 # An attempt that the deadline cuts off says nothing: then the one before it is the reason.
                 reason = str((attempt.retry_state.outcome and attempt.retry_state.outcome.exception()) or "") or reason
     raise CallError(f"{reason} (gave up after {clock() - started:.1f} s)")
@@ -148,15 +153,20 @@ def check_url(url: str, *, flag: str, allows_query: bool = False) -> str:
 
 
 async def _attempt(
-    client: httpx2.AsyncClient, method: str, url: str, body: bytes | None, headers: Mapping[str, str] | None
+    client: httpx2.AsyncClient,
+    method: str,
+    url: str,
+    body: bytes | None,
+    headers: Mapping[str, str] | None,
+    max_reply_bytes: int,
 ) -> bytes:
     try:
         async with client.stream(method, url, content=body, headers=headers) as reply:
             content = bytearray()
             async for piece in reply.aiter_raw():
                 content += piece
-                if len(content) > MAX_REPLY_BYTES:
-                    raise CallRefusedError(f"a reply of more than {MAX_REPLY_BYTES >> 20} MiB", reply.status_code)
+                if len(content) > max_reply_bytes:
+                    raise CallRefusedError(f"a reply of more than {max_reply_bytes >> 20} MiB", reply.status_code)
     except httpx2.TransportError as error:
         cause = _cause(error)
         reason = shorten(str(cause) or type(cause).__name__, 200)

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Install the packages that only vLLM's HTTP server needs in a folder beside the environment, and print the folder.
+#
+#     scripts/vllm_server_packages.sh PYTHON
+#
+# Tests of engines by URL put it on the PYTHONPATH of the servers that they start; the environment stays as it is.
+set -euo pipefail
+
+REPOSITORY="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+PINS="$REPOSITORY/requirements/vllm-server.in"
+FOLDER="$REPOSITORY/.cache/vllm-server-$(sha256sum "$PINS" | cut -c1-12)"
+if [[ ! -d "$FOLDER" ]]; then
+    PART="$(mktemp -d -p "$(mkdir -p "$REPOSITORY/.cache" && echo "$REPOSITORY/.cache")" vllm-server.XXXXXX)"
+    trap 'rm -rf "$PART"' EXIT
+    "$1" -m pip install --quiet --disable-pip-version-check --no-deps --target "$PART" -r "$PINS" >&2
+    mv -T "$PART" "$FOLDER" 2>/dev/null || [[ -d "$FOLDER" ]] # another test may have been first
+fi
+printf '%s\n' "$FOLDER"

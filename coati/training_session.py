@@ -48,10 +48,9 @@ class TrainingSession:
             flags: of `coati-rl sft` for the layout: plugin, tensor_parallel_size, precision.
         Raises: ConfigError.
         """
-        if (stages := flags.get("pipeline_parallel_size", 1)) != 1:
-            raise ConfigError(
-                f"pipeline_parallel_size={stages}: a training session has no pipeline stages; leave it out"
-            )
+        for name in ("pipeline_parallel_size", "context_parallel_size"):
+            if (size := flags.get(name, 1)) != 1:
+                raise ConfigError(f"{name}={size}: a training session computes whole layers and rows; leave it out")
         kind = device_of(device) if on is None else on.device
         own = join_torchrun(kind) if on is None else None
         num_ranks = on.num_trainers if on is not None else _world_size()

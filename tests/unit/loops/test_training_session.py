@@ -112,8 +112,9 @@ def test_mistakes_of_models_steps_and_layouts(session, model_dir, tmp_path):
         session.optim_step("n", AdamStep(learning_rate=math.nan))
     with pytest.raises(RequestError, match="is no directory"):
         session.load("n", tmp_path / "nowhere", with_optimizer=False)
-    with pytest.raises(ConfigError, match="no pipeline stages"):
-        coati.TrainingSession(model_dir, device="cpu", pipeline_parallel_size=2)
+    for name in ("pipeline_parallel_size", "context_parallel_size"):
+        with pytest.raises(ConfigError, match=f"{name}=2: .*leave it out"):
+            coati.TrainingSession(model_dir, device="cpu", **{name: 2})
 
 
 def test_a_step_that_overflows_is_refused_and_the_next_ones_too_until_the_model_is_loaded(session, tmp_path):

@@ -30,11 +30,11 @@ _THIS_MACHINE = ("all://localhost", "all://127.0.0.0/8", "all://[::1]")
 T = TypeVar("T")
 
 
-class CallError(Exception):
+class HttpCallError(Exception):
     """Report that the call failed permanently, with the cause on one line."""
 
 
-class CallRefusedError(CallError):
+class CallRefusedError(HttpCallError):
     """Report a reply that another attempt would not change."""
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -113,7 +113,7 @@ async def call(
         body: of the request.
         headers: of the request.
         max_reply_bytes: of its body; a longer one is not read to its end.
-    Raises: CallRefusedError for any other status and for a longer reply; CallError past the deadline,
+    Raises: CallRefusedError for any other status and for a longer reply; HttpCallError past the deadline,
             with the last attempt's failure.
     """
     clock = asyncio.get_running_loop().time
@@ -130,7 +130,7 @@ async def call(
                     return await _attempt(client, method, url, body, headers, max_reply_bytes)
                 # An attempt that the deadline cuts off says nothing: then the one before it is the reason.
                 reason = str((attempt.retry_state.outcome and attempt.retry_state.outcome.exception()) or "") or reason
-    raise CallError(f"{reason} (gave up after {clock() - started:.1f} s)")
+    raise HttpCallError(f"{reason} (gave up after {clock() - started:.1f} s)")
 
 
 def check_url(url: str, *, flag: str, allows_query: bool = False) -> str:

@@ -62,19 +62,19 @@ class RewardSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Columns:
+class RewardColumns:
     """Name the columns of a row that a reward reads besides messages and ground truth."""
 
     required: tuple[str, ...] = ()  # that every row must have
     are_kept: bool = False  # rows keep their columns for it
 
-    def __or__(self, other: "Columns") -> "Columns":
+    def __or__(self, other: "RewardColumns") -> "RewardColumns":
         """Return the columns that either of two rewards reads."""
         required = dict.fromkeys((*self.required, *other.required))
-        return Columns(required=tuple(required), are_kept=self.are_kept or other.are_kept)
+        return RewardColumns(required=tuple(required), are_kept=self.are_kept or other.are_kept)
 
 
-NO_COLUMNS = Columns()
+NO_COLUMNS = RewardColumns()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

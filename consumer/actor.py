@@ -118,11 +118,11 @@ class TrainerActor:
         config, backend = self._config, self._backend
         if backend is None:
             raise EngineError(f"trainer {self._rank} was not started")
-        from consumer.jobs.job import Trainer
+        from consumer.jobs.job import JobContext
         from consumer.jobs.jobs import job_of
 
         with closing(self._timeline), self._profiler() as profiler:
-            trainer = Trainer(
+            trainer = JobContext(
                 rank=self._rank,
                 namespace=namespace,
                 run_dir=self._run_dir,

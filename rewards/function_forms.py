@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from coati_rl.errors import ConfigError
-from coati_rl.reward_spec import NO_COLUMNS, Columns
+from coati_rl.reward_spec import NO_COLUMNS, RewardColumns
 
 FormName = Literal["messages", "rl4llm", "group", "trl", "verl", "texts"]
 
@@ -33,7 +33,7 @@ _UNSUPPORTED = ("completion_ids", "trainer_state", "log_extra", "log_metric", "e
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Form:
+class FunctionForm:
     """Describe how a function is called."""
 
     name: FormName
@@ -41,7 +41,7 @@ class Form:
     needs_truth: bool = False  # it cannot be called without
     parameters: frozenset[str] = frozenset()  # its names; of columns, in TRL's and verl's form
     takes_rest: bool = False  # it has **kwargs
-    columns: Columns = NO_COLUMNS
+    columns: RewardColumns = NO_COLUMNS
 
     @property
     def is_batch(self) -> bool:
@@ -49,13 +49,13 @@ class Form:
         return self.name in ("group", "trl")
 
 
-def form_of(function: Callable[..., Any], name: str) -> Form:
+def form_of(function: Callable[..., Any], name: str) -> FunctionForm:
     """Find the form of a function's parameters. Raises: ConfigError with the supported forms."""
     parameters: Mapping[str, inspect.Parameter] = {}
     with suppress(TypeError, ValueError):  # written in C, without a signature
         parameters = inspect.signature(function).parameters
     named = {key for key, parameter in parameters.items() if parameter.kind in _BY_NAME}
-    found: Form | None = None
+    found: FunctionForm | None = None
     if {"messages", "ground_truth"} <= named and "answer" not in named:  # else the ground truth would not be given
         found = _form("rl4llm", ("messages",), "ground_truth", parameters)
     found = (
@@ -84,7 +84,7 @@ def _form(
     parameters: Mapping[str, inspect.Parameter],
     *,
     columns: tuple[str, ...] = (),
-) -> Form | None:
+) -> FunctionForm | None:
     """Return the form if these parameters have it; all others need defaults."""
     truth = parameters.get(truth_name)
     if not all(key in parameters and parameters[key].kind in _BY_NAME for key in required):
@@ -101,17 +101,17 @@ def _form(
     read = [key for key in columns if key in parameters]
     reads_rest = takes_rest and name == "rl4llm"
     needed = tuple(key for key in read if key == "data_source" and parameters[key].default is parameters[key].empty)
-    return Form(
+    return FunctionForm(
         name=name,
         truth=None if truth is None else truth_name,
         needs_truth=truth is not None and truth.default is truth.empty,
         parameters=frozenset(read),
         takes_rest=takes_rest,
-        columns=Columns(required=needed, are_kept=bool(read) or reads_rest),
+        columns=RewardColumns(required=needed, are_kept=bool(read) or reads_rest),
     )
 
 
-def _trl_form(parameters: Mapping[str, inspect.Parameter]) -> Form | None:
+def _trl_form(parameters: Mapping[str, inspect.Parameter]) -> FunctionForm | None:
     named = {key: parameter for key, parameter in parameters.items() if parameter.kind in _BY_NAME}
     if "completions" not in named:
         return None
@@ -120,9 +120,9 @@ def _trl_form(parameters: Mapping[str, inspect.Parameter]) -> Form | None:
     if not kinds <= {*_BY_NAME, inspect.Parameter.VAR_KEYWORD} or any(key in _UNSUPPORTED for key in needed):
         return None
     takes_rest = inspect.Parameter.VAR_KEYWORD in kinds
-    return Form(
+    return FunctionForm(
         name="trl",
         parameters=frozenset(named) - {"completions"},
         takes_rest=takes_rest,
-        columns=Columns(required=tuple(needed), are_kept=True),  # a row's own prompt says if it is text
+        columns=RewardColumns(required=tuple(needed), are_kept=True),  # a row's own prompt says if it is text
     )

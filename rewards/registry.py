@@ -13,7 +13,7 @@ from coati_rl.reward_spec import (
     ENVIRONMENT_REWARD,
     NO_COLUMNS,
     NO_REWARD,
-    Columns,
+    RewardColumns,
     RewardSpec,
     is_model,
     is_own,
@@ -35,7 +35,7 @@ class _MathRewardFn(Protocol):
 
 
 _FUNCTIONS: dict[str, _MathRewardFn] = {"boxed": boxed_reward, "think_answer_tags": think_answer_tags_reward}
-GENERATED_COLUMNS = Columns(required=("metadata",), are_kept=True)
+GENERATED_COLUMNS = RewardColumns(required=("metadata",), are_kept=True)
 _SHARE_OF_A_SERVER = 0.9  # of the time of a response: who still waits when it is over is killed, process and all
 
 # Word for word ColossalChat's, "and<answer>" included: models trained there were prompted with this text.
@@ -115,7 +115,7 @@ def needs_ground_truth(reward_type: str) -> bool:
     return any(OwnFunctionReward(name).needs_truth for name in names if is_own(name))
 
 
-def columns_of(reward_type: str) -> Columns:
+def columns_of(reward_type: str) -> RewardColumns:
     """Return the columns of a row that user functions read besides messages and ground truth.
 
     Raises: ConfigError for an invalid reward type or function.

@@ -80,9 +80,9 @@ def model_factory(
 def _model_scorer(directory: str, actors: Sequence[str], correct_from: float) -> "GroupScorer":
     client: ModelClient
     if actors:
-        from rewards.model.actor import RemoteModel  # `python -m rewards` does without Ray
+        from rewards.model.actor import RewardModelActors  # `python -m rewards` does without Ray
 
-        client = RemoteModel.find(actors)
+        client = RewardModelActors.find(actors)
     else:
         client = open_local_model(model_directory(directory))
     return ModelScorer(client, correct_from=correct_from)

@@ -31,7 +31,7 @@ from coati_rl.preflight.tiny_model import FIRST_TOKEN, tiny_model
 from consumer.models.policy_model import load_policy, make_input, policy_forward
 from consumer.parallel.layout_rules import check_pipeline_plan, tensor_parallel_plan
 from consumer.proofs.layout import check_layout_runs
-from consumer.proofs.samples import TOLERANCE, Segment, micro_batch_of, packed_difference, plain_values
+from consumer.proofs.samples import TOLERANCE, SamplePart, micro_batch_of, packed_difference, plain_values
 
 MAX_TOKENS = 512
 LENGTHS = (21, 5, 34, 12)  # tokens of the samples, other than the proof's
@@ -64,7 +64,7 @@ def rows_verdict(directory: Path) -> tuple[str, str]:
     generator = torch.Generator().manual_seed(7)
     size = plain.config.get_text_config().vocab_size
     samples = [tuple(torch.randint(FIRST_TOKEN, size, (n,), generator=generator).tolist()) for n in LENGTHS]
-    segments = [Segment(token_ids=sample) for sample in samples]
+    segments = [SamplePart(token_ids=sample) for sample in samples]
     rows = [[segment] for segment in segments] if difference else [segments[:2], segments[2:]]
     batch, counts = micro_batch_of(rows)
     with torch.no_grad():

@@ -14,7 +14,7 @@ import numpy as np
 MIN_SHARED = 8
 
 
-class Node(NamedTuple):
+class PrefixNode(NamedTuple):
     """Tokens [start, stop) of a sample."""
 
     sample: int  # the first of those that have these tokens and all before them
@@ -26,7 +26,7 @@ class Node(NamedTuple):
 class PrefixTree(NamedTuple):
     """The nodes depth first, each before those that go on from it."""
 
-    nodes: Sequence[Node]
+    nodes: Sequence[PrefixNode]
     ends: Sequence[int]  # of each sample, the number of the node that holds its last token; -1 of an empty sample
 
     @property
@@ -45,7 +45,7 @@ class PrefixTree(NamedTuple):
 
 def build_tree(samples: Sequence[np.ndarray]) -> PrefixTree:
     """Build the tree of samples, int[T] token ids each; samples without a common prefix have roots of their own."""
-    nodes, ends = list[Node](), [-1] * len(samples)
+    nodes, ends = list[PrefixNode](), [-1] * len(samples)
     # Samples that agree up to a place, the first token that is in no node yet, that place, and the node before.
     waiting = [([*range(len(samples))], 0, 0, -1)]
     while waiting:
@@ -53,7 +53,7 @@ def build_tree(samples: Sequence[np.ndarray]) -> PrefixTree:
         stop = _agreement(samples, members, known)
         is_opened = stop > start if len(members) == 1 else stop - start >= MIN_SHARED
         if is_opened:
-            nodes.append(Node(members[0], start, stop, parent))
+            nodes.append(PrefixNode(members[0], start, stop, parent))
             start, parent = stop, len(nodes) - 1
         branches: dict[int, list[int]] = {}
         for member in members:

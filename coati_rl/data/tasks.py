@@ -10,7 +10,7 @@ from typing import Any
 
 from coati_rl.data.ground_truth import TruthKey
 from coati_rl.errors import ConfigError
-from coati_rl.reward_spec import NO_COLUMNS, Columns
+from coati_rl.reward_spec import NO_COLUMNS, RewardColumns
 from coati_rl.types import DEFAULT_TASK
 
 TASK_COLUMN = "task"
@@ -25,7 +25,7 @@ class Task:
     prompt_key: str | None = None  # the column with the prompt; None: messages, else prompt
     answer_key: str | None = None  # as of `ground_truth`
     system_prompt: str = ""  # put first, unless empty or the row brings its own
-    columns: Columns = NO_COLUMNS  # that its reward reads besides messages and ground truth
+    columns: RewardColumns = NO_COLUMNS  # that its reward reads besides messages and ground truth
     tools: tuple[dict[str, Any], ...] = ()  # schemas that the chat template writes into its prompts
     takes_template_options: bool = True  # of a row, as nothing but the prompt is rendered
 

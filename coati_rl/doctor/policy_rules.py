@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from coati_rl.doctor.rule import POOR, WRONG, Rule
 from coati_rl.doctor.run_data import RunData, reward_change, reward_error
-from coati_rl.run_reader.rollout import Rollout
+from coati_rl.run_reader.rollout import RecordedRollout
 
 _TRUNCATED = 0.3  # share of responses in the first steps
 _SHORTER, _LONGER = 0.5, 2.0  # of the length in the first steps
@@ -139,7 +139,7 @@ def ends_in_loop(tokens: Sequence[object]) -> bool:
     return False
 
 
-def _tokens(rollout: Rollout) -> Sequence[object]:
+def _tokens(rollout: RecordedRollout) -> Sequence[object]:
     """Return the tokens of a response, but for its end; its characters where tokens were not recorded."""
     tokens: Sequence[object] | None = rollout.line.get("token_ids")
     if tokens is None:

@@ -14,10 +14,10 @@ from typing import Any
 
 from coati_rl.doctor.driver_log import NO_LOG, DriverLog, read_driver_log
 from coati_rl.doctor.source_files import UNKNOWN, SourceFiles, read_source_files
-from coati_rl.doctor.spans import Span, read_spans
+from coati_rl.doctor.spans import EndedSpan, read_spans
 from coati_rl.errors import ConfigError
 from coati_rl.run_reader.json_lines import first_lines, last_lines
-from coati_rl.run_reader.rollout import Rollout
+from coati_rl.run_reader.rollout import RecordedRollout
 from coati_rl.run_reader.run_directory import RunDirectory
 
 EXCERPT_BYTES = 8 * 2**20  # of rollouts at the beginning, and as many at the end
@@ -38,9 +38,9 @@ class RunData:
     steps: Sequence[Record]  # of metrics.jsonl, those without a number left out
     syncs: Sequence[Record] = ()
     evaluations: Sequence[Record] = ()
-    first_rollouts: Sequence[Rollout] = ()  # an excerpt, from the first step on
-    last_rollouts: Sequence[Rollout] = ()  # an excerpt, of the last steps
-    spans: Sequence[Span] = ()
+    first_rollouts: Sequence[RecordedRollout] = ()  # an excerpt, from the first step on
+    last_rollouts: Sequence[RecordedRollout] = ()  # an excerpt, of the last steps
+    spans: Sequence[EndedSpan] = ()
     log: DriverLog = NO_LOG
     sources: SourceFiles = UNKNOWN
     is_running: bool = False
@@ -114,11 +114,11 @@ def reward_error(run: RunData) -> float | None:
     return deviation / prompts**0.5 if deviation and prompts else None
 
 
-def _rollouts(lines: Any) -> tuple[Rollout, ...]:
+def _rollouts(lines: Any) -> tuple[RecordedRollout, ...]:
     found = []
     for line in lines:
         try:
-            found.append(Rollout.of(line))
+            found.append(RecordedRollout.of(line))
         except (ConfigError, TypeError):  # of another version, or damaged
             continue
     return tuple(found)

@@ -11,7 +11,7 @@ _MAX_ACTORS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
+class EndedSpan:
     """A span that has ended."""
 
     actor: str
@@ -26,7 +26,7 @@ class Span:
         return self.end_s - self.begin_s
 
 
-def read_spans(directory: Path) -> tuple[Span, ...]:
+def read_spans(directory: Path) -> tuple[EndedSpan, ...]:
     """Return the spans of trainers and producers, of at most 64 actors; damaged lines are left out."""
     spans = []
     for path in sorted(directory.glob("*-*.jsonl"))[:_MAX_ACTORS]:
@@ -34,7 +34,7 @@ def read_spans(directory: Path) -> tuple[Span, ...]:
             try:
                 if record["ph"] == "X" and record["name"] in _NAMES:
                     spans.append(
-                        Span(
+                        EndedSpan(
                             actor=path.stem,
                             name=record["name"],
                             begin_s=record["begin_ns"] / 1e9,
@@ -47,7 +47,7 @@ def read_spans(directory: Path) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def covered_s(spans: Iterable[Span]) -> float:
+def covered_s(spans: Iterable[EndedSpan]) -> float:
     """Return for how many seconds at least one of the spans was open."""
     total, until = 0.0, float("-inf")
     for span in sorted(spans, key=lambda each: each.begin_s):

@@ -6,7 +6,7 @@ from statistics import correlation, mean, median
 
 from coati_rl.doctor.rule import POOR, SLOW, WRONG, Rule
 from coati_rl.doctor.run_data import RunData
-from coati_rl.doctor.spans import Span, covered_s
+from coati_rl.doctor.spans import EndedSpan, covered_s
 from coati_rl.text import shorten
 
 _IDLE = 0.5  # of the trainers' time
@@ -135,7 +135,7 @@ def driver_killed(run: RunData) -> str | None:
     return f"driver.log ends without a summary ({last}), and no process of this machine holds the run's lock"
 
 
-def _of(run: RunData, name: str) -> list[Span]:
+def _of(run: RunData, name: str) -> list[EndedSpan]:
     return [span for span in run.spans if span.name == name]
 
 

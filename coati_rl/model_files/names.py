@@ -23,7 +23,7 @@ Mismatch = tuple[str, Size, Size]  # name, shape in the file, shape of the model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Differences:
+class NameDifferences:
     """Hold how a model's files and its architecture differ, by tensor names of the architecture."""
 
     architecture: str  # name of the class
@@ -34,7 +34,7 @@ class Differences:
     @classmethod
     def of_report(
         cls, model: Any, report: Mapping[str, Any], tensors: Mapping[str, Tensor], *, has_new_head: bool = False
-    ) -> "Differences":
+    ) -> "NameDifferences":
         """Return what transformers reports of a loaded model.
 
         Args:
@@ -86,14 +86,14 @@ class Differences:
 
 def compare(
     build: Callable[[Any], Any], config: Any, tensors: Mapping[str, Tensor], *, has_new_head: bool = False
-) -> Differences:
+) -> NameDifferences:
     """Compare tensors on the meta device with an architecture.
 
     Args:
         build: makes a model of transformers from its config, such as AutoModelForCausalLM.from_config.
         config: transformers config of the model.
         tensors: of the files by name.
-        has_new_head: as of `Differences.of_report`.
+        has_new_head: as of `NameDifferences.of_report`.
     Raises: ValueError if the model cannot be built from the config, or the tensors cannot be converted for it.
     """
     told: list[str] = []
@@ -119,7 +119,7 @@ def compare(
             f"config.json: no {config.model_type} can be built from it and the weight files: {type(error).__name__}: "
             f"{what}"
         ) from error
-    return Differences.of_report(model, report, tensors, has_new_head=has_new_head)
+    return NameDifferences.of_report(model, report, tensors, has_new_head=has_new_head)
 
 
 def _named(names: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ _PIECE_ELEMENTS = 2**22  # in float64 at a time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class ShardPlace:
     """Say where a rank's part of a tensor is: consecutive elements of a shard, which is a block of the whole tensor."""
 
     start: int = 0  # of the part, in elements of the flattened shard
@@ -32,7 +32,7 @@ class Place:
     first_column: int = 0
 
 
-def place_of(shape: tuple[int, ...], *, start: int = 0, split_dim: int | None = None, offset: int = 0) -> Place:
+def place_of(shape: tuple[int, ...], *, start: int = 0, split_dim: int | None = None, offset: int = 0) -> ShardPlace:
     """Return the place of a part.
 
     Args:
@@ -42,7 +42,7 @@ def place_of(shape: tuple[int, ...], *, start: int = 0, split_dim: int | None = 
         offset: of the shard along that dimension.
     """
     is_last = split_dim is not None and split_dim == len(shape) - 1
-    return Place(
+    return ShardPlace(
         start=start,
         row_length=shape[-1] if shape else 1,
         first_row=0 if is_last or split_dim is None else offset * prod(shape[1:-1]),
@@ -51,7 +51,7 @@ def place_of(shape: tuple[int, ...], *, start: int = 0, split_dim: int | None = 
 
 
 @torch.no_grad()
-def summary_of(gradient: Tensor, name: str, place: Place) -> Tensor:
+def summary_of(gradient: Tensor, name: str, place: ShardPlace) -> Tensor:
     """Return float64[1 + NUM_SUMS] of a part of a tensor: the sum of squares, and the signed sums.
 
     Args:

@@ -29,7 +29,7 @@ class ActorResources:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
+class ClusterNode:
     """Hold a node's resources."""
 
     node_id: str
@@ -42,7 +42,7 @@ class Node:
         counts = [free // wanted for free, wanted in ((self.cpus, need.cpus), (self.gpus, need.gpus)) if wanted]
         return int(min(counts))
 
-    def without(self, need: ActorResources, count: int = 1) -> "Node":
+    def without(self, need: ActorResources, count: int = 1) -> "ClusterNode":
         """Return the node with the resources of so many such actors taken."""
         return replace(self, cpus=self.cpus - count * need.cpus, gpus=self.gpus - count * need.gpus)
 
@@ -106,7 +106,7 @@ class NodeAssignment:
         return tuple(map(len, (self.trainers, self.producers, self.reward_models, self.scorers))) == wanted
 
 
-def assign_nodes(nodes: Sequence[Node], request: Request) -> NodeAssignment | None:
+def assign_nodes(nodes: Sequence[ClusterNode], request: Request) -> NodeAssignment | None:
     """Assign a node to every actor; None if they do not fit.
 
     Trainers are packed on as few nodes as possible, and producers spread over the rest. If no node is left with enough
@@ -124,7 +124,7 @@ def assign_nodes(nodes: Sequence[Node], request: Request) -> NodeAssignment | No
     return None
 
 
-def explain(nodes: Sequence[Node], totals: Sequence[Node], request: Request) -> str:
+def explain(nodes: Sequence[ClusterNode], totals: Sequence[ClusterNode], request: Request) -> str:
     """Return why `assign_nodes` failed: what was requested, what does not fit, and what each node has."""
     assignment = _try(nodes, request, trainers_first=False, group_size=1)
     missing = {
@@ -139,11 +139,11 @@ def explain(nodes: Sequence[Node], totals: Sequence[Node], request: Request) -> 
     return f"requested {request}; no resources for {lacking}; free: {free}"
 
 
-def _describe(node: Node, total: Node) -> str:
+def _describe(node: ClusterNode, total: ClusterNode) -> str:
     return f"{node.address} {node.cpus:g} of {total.cpus:g} CPUs, {node.gpus:g} of {total.gpus:g} GPUs"
 
 
-def _try(nodes: Sequence[Node], request: Request, *, trainers_first: bool, group_size: int) -> NodeAssignment:
+def _try(nodes: Sequence[ClusterNode], request: Request, *, trainers_first: bool, group_size: int) -> NodeAssignment:
     """Assign as many actors as fit."""
     nodes_left = list(nodes)
     trainers: list[str] = []
@@ -155,7 +155,7 @@ def _try(nodes: Sequence[Node], request: Request, *, trainers_first: bool, group
         if not fitting:
             break
         choose: Any = max if trainers_first else min  # spread, or pack and leave resources for the trainers
-        chosen: Node = choose(fitting, key=lambda node: node.capacity(request.producer))
+        chosen: ClusterNode = choose(fitting, key=lambda node: node.capacity(request.producer))
         producers.append(chosen.node_id)
         nodes_left[nodes_left.index(chosen)] = chosen.without(request.producer)
     if not trainers_first:
@@ -168,7 +168,7 @@ def _try(nodes: Sequence[Node], request: Request, *, trainers_first: bool, group
     )
 
 
-def _place_one_by_one(nodes_left: list[Node], need: ActorResources, count: int) -> tuple[str, ...]:
+def _place_one_by_one(nodes_left: list[ClusterNode], need: ActorResources, count: int) -> tuple[str, ...]:
     """Place as many such actors as fit, each where the least room is left."""
     placed: list[str] = []
     for _ in range(count):
@@ -181,7 +181,7 @@ def _place_one_by_one(nodes_left: list[Node], need: ActorResources, count: int) 
     return tuple(placed)
 
 
-def _place_trainers(nodes_left: list[Node], request: Request, group_size: int) -> list[str]:
+def _place_trainers(nodes_left: list[ClusterNode], request: Request, group_size: int) -> list[str]:
     """Place whole groups: on the smallest node that holds all that are left, else as many as fit on the largest."""
     group = ActorResources(cpus=group_size * request.trainer.cpus, gpus=group_size * request.trainer.gpus)
     left, trainers = request.num_trainers // group_size, list[str]()

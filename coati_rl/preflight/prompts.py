@@ -16,7 +16,7 @@ from coati_rl.data.streamed_prompts import StreamedPrompts, StreamedTaskRows
 from coati_rl.data.tasks import RowTasks, Task, TaskRow
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.generator_spec import DEFAULT_SIZE, GENERATED, is_generator, parse_generator
-from coati_rl.reward_spec import NO_COLUMNS, Columns
+from coati_rl.reward_spec import NO_COLUMNS, RewardColumns
 from coati_rl.types import Prompt
 
 _TRAIN = "train"  # the name of training rows whose file has none
@@ -67,7 +67,7 @@ class RewardFacts:
 
     default_system_prompt: Callable[[str], str]  # where neither task nor run sets one
     needs_ground_truth: Callable[[str], bool]  # a function of the user's takes a ground truth
-    columns_of: Callable[[str], Columns] = lambda _: NO_COLUMNS  # of a row that functions of the user's read
+    columns_of: Callable[[str], RewardColumns] = lambda _: NO_COLUMNS  # of a row that functions of the user's read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,7 +230,7 @@ def _task(name: str, settings: Config, rewards: RewardFacts) -> Task:
         prompt_key=settings.data.prompt_key,
         answer_key=settings.data.answer_key,
         system_prompt=_system_prompt(settings, rewards),
-        columns=rewards.columns_of(reward_type) | Columns(are_kept=settings.environment.is_given),
+        columns=rewards.columns_of(reward_type) | RewardColumns(are_kept=settings.environment.is_given),
         takes_template_options=not settings.environment.is_given,
     )
 

@@ -26,9 +26,9 @@ from coati_rl.processes.exit_messages import print_lines
 from coati_rl.processes.run_dir import probe_outputs
 from coati_rl.processes.subreaper import run_under_subreaper
 from coati_rl.rehearsal.command_run import SLOW, CommandRun
-from coati_rl.rehearsal.preparation import Found, Machine, Preparation, Written
+from coati_rl.rehearsal.preparation import Found, Preparation, TargetMachine, Written
 from coati_rl.rehearsal.run_findings import failures, finding
-from coati_rl.rehearsal.stages import Stage, Stages
+from coati_rl.rehearsal.stages import RehearsalStage, Stages
 from coati_rl.run_reader.run_directory import RunDirectory
 from coati_rl.runtime.stand_in_nodes import StandInNodes, start_nodes
 from coati_rl.text import count
@@ -100,7 +100,7 @@ def _rehearse(
     with stages.stage("flags") as stage:
         config = _checked(job, flags)
         stage.finding = f"coati-rl {job}, rules and outputs"
-    machine = Machine(gpu_gib=options.gpu_memory, nodes=options.nodes, gpus_per_node=options.gpus_per_node)
+    machine = TargetMachine(gpu_gib=options.gpu_memory, nodes=options.nodes, gpus_per_node=options.gpus_per_node)
     worker = ObjectInChild(lambda: Preparation(config, machine), scratch / "worker.log", when_late=SLOW)
     try:
         with stages.stage("preparation") as stage:
@@ -143,7 +143,7 @@ def _memory(found: Found) -> str:
     return "; ".join(" ".join(line.partition(":")[0].split()) for line in lines) or "is not forecast"
 
 
-def _try_rewards(worker: ObjectInChild, config: Config, stages: Stages, stage: Stage) -> None:
+def _try_rewards(worker: ObjectInChild, config: Config, stages: Stages, stage: RehearsalStage) -> None:
     limit_s = min(_REWARDS_S, stages.left_s() / 4)
     tried = worker.call("try_rewards", limit_s, timeout_s=stages.left_s(), what="scoring rows of the dataset")
     if tried is None:

@@ -27,7 +27,7 @@ from coati_rl.disk import free_bytes, size_text
 from coati_rl.errors import ConfigError
 from coati_rl.preflight.checkpoint_disk import kept_weights_total, num_checkpoints
 from coati_rl.preflight.memory_check import passes
-from coati_rl.preflight.placement import Node, Request, assign_nodes, explain
+from coati_rl.preflight.placement import ClusterNode, Request, assign_nodes, explain
 from coati_rl.preflight.prepared import PreparedJob
 from coati_rl.preflight.prepared_run import Prepared
 from coati_rl.processes.run_dir import check_save_dir, checkpoint_bytes, checkpoint_directory
@@ -48,7 +48,7 @@ _ROLES = {"model": "--model", "teacher": "--teacher", "critic_model": "--critic-
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
+class TargetMachine:
     """Describe the machines that the command is meant for; None: not said."""
 
     gpu_gib: float | None = None  # memory of the smallest GPU
@@ -84,7 +84,7 @@ class Written:
 class Preparation:
     """Prepare one command; an object of the rehearsal's worker."""
 
-    def __init__(self, config: TrainingConfig, machine: Machine) -> None:
+    def __init__(self, config: TrainingConfig, machine: TargetMachine) -> None:
         """Take the command's configuration, checked by its rules, and the machines that it is meant for."""
         self._config = config
         self._machine = machine
@@ -204,13 +204,13 @@ def _check_disk_of_kept_weights(prepared: PreparedJob) -> None:
         )
 
 
-def _check_places(prepared: PreparedJob, machine: Machine) -> None:
+def _check_places(prepared: PreparedJob, machine: TargetMachine) -> None:
     """Raise ConfigError if the nodes cannot hold the real actors."""
     request = Request.of(prepared.config, prepared.plan.device)
     gpus = machine.gpus_per_node if prepared.plan.device == "cuda" else 0
     cpus = machine.gpus_per_node + request.producer.cpus + request.num_reward_models
     nodes = [
-        Node(node_id=str(number), address=f"node-{number}", cpus=cpus, gpus=gpus)
+        ClusterNode(node_id=str(number), address=f"node-{number}", cpus=cpus, gpus=gpus)
         for number in range(machine.nodes or 1)
     ]
     if assign_nodes(nodes, request) is None:

@@ -17,7 +17,7 @@ _WIDTH = 110  # characters of a finding in the table
 
 
 @dataclass(kw_only=True, slots=True)
-class Stage:
+class RehearsalStage:
     """Hold one stage; it is filled while it runs."""
 
     name: str
@@ -45,7 +45,7 @@ class Stages:
             say: prints a line.
             now: a monotonic clock, in seconds.
         """
-        self.stages: list[Stage] = []
+        self.stages: list[RehearsalStage] = []
         self._say, self._now = say, now
         self._begin = now()
         self._limit_s = limit_s
@@ -58,9 +58,9 @@ class Stages:
         return left
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Stage]:
+    def stage(self, name: str) -> Iterator[RehearsalStage]:
         """Time a stage, and print its line. Raises: what the block raises, after it was recorded."""
-        stage = Stage(name=name)
+        stage = RehearsalStage(name=name)
         self.stages.append(stage)
         begin = self._now()
         try:
@@ -100,6 +100,6 @@ class Stages:
             sys.stdout.flush()
 
 
-def _line(stage: Stage) -> str:
+def _line(stage: RehearsalStage) -> str:
     """Return what was found, in one line that a terminal can show."""
     return printable(stage.problem or stage.finding).replace("\n", "; ") or "ok"

@@ -8,7 +8,7 @@ from pathlib import Path
 from coati_rl.errors import CoatiError, ConfigError
 from coati_rl.replay.parts import Parts
 from coati_rl.replay.replay import Replay
-from coati_rl.replay.stage import Stage, conclusion, first_difference
+from coati_rl.replay.stage import ReplayStage, conclusion, first_difference
 from coati_rl.run_reader.run_directory import RunDirectory
 from coati_rl.text import printable
 
@@ -25,7 +25,7 @@ def run_command(arguments: Sequence[str] | None, parts: Callable[[], Parts]) -> 
         "--ratios", action="store_true", help="write the ratio of each token beside the run, for coati-rl report"
     )
     given = parser.parse_args(arguments)
-    stages = list[Stage]()
+    stages = list[ReplayStage]()
     try:
         if given.ratios and given.sample is not None:
             raise ConfigError("--ratios: is of the whole step; leave --sample out")

@@ -14,7 +14,7 @@ from coati_rl.model_files.adapter_files import PREFIX
 from coati_rl.observability.step_files import GRADIENTS, step_file
 from coati_rl.ops.gradient_sketch import place_of, summary_of
 from coati_rl.protocols import Role
-from coati_rl.replay.stage import Stage, checked, unchecked
+from coati_rl.replay.stage import ReplayStage, checked, unchecked
 from coati_rl.replay.training import RecomputedTraining, StepBatch, StepResult, norm_of
 from coati_rl.run_reader.json_lines import read_json_lines
 from coati_rl.text import count
@@ -56,7 +56,7 @@ MASTER = "master"  # the kind of a checkpoint's float32 tensors
 _SMALL = 1e-2  # of the whole norm: a tensor of less is compared relative to this much; its rounding is the whole's
 
 
-def check_metrics(result: StepResult, record: Mapping[str, Any], tolerance: Tolerance) -> list[Stage]:
+def check_metrics(result: StepResult, record: Mapping[str, Any], tolerance: Tolerance) -> list[ReplayStage]:
     """Compare what the loss reports: first what depends on scores alone, then the loss."""
     found = {name: value for name, value in result.metrics.items() if not name.startswith(_LEFT_OUT)}
     scores = {name: value for name, value in found.items() if name in _SCORES and value is not None}
@@ -65,7 +65,9 @@ def check_metrics(result: StepResult, record: Mapping[str, Any], tolerance: Tole
     return [*stages, _compared("loss", others, record, tolerance)]
 
 
-def _compared(name: str, found: Mapping[str, float | None], record: Mapping[str, Any], tolerance: Tolerance) -> Stage:
+def _compared(
+    name: str, found: Mapping[str, float | None], record: Mapping[str, Any], tolerance: Tolerance
+) -> ReplayStage:
     problem = None
     for key, value in found.items():
         if key not in record:
@@ -97,7 +99,7 @@ def check_gradients(
     record: Mapping[str, Any],
     recorded: Mapping[str, Mapping[str, list[float]]],
     tolerance: Tolerance,
-) -> list[Stage]:
+) -> list[ReplayStage]:
     """Compare each trained model's gradient: its norm, and the norm and signed sums of each tensor."""
     stages = []
     for role, gradients in result.gradients.items():
@@ -124,7 +126,7 @@ class _Compared:
         self._gradients, self._sizes = result.gradients[role], result.sizes[role]
         self._norm = norm_of(self._gradients.values())
 
-    def stage(self, name: str, recorded: Mapping[str, list[float]], tolerance: Tolerance) -> Stage:
+    def stage(self, name: str, recorded: Mapping[str, list[float]], tolerance: Tolerance) -> ReplayStage:
         """Return the stage; the run's rounding is looked at where a tensor differs by more than the tolerance."""
         if missing := sorted({*recorded} ^ {*self._gradients}):
             return checked(name, f"{missing[0]} is in one of recorded and recomputed gradients only", "")
@@ -206,7 +208,7 @@ def check_update(
     after: Mapping[Role, Mapping[str, Tensor]],
     directories: Mapping[Role, Path],
     tolerance: float,
-) -> Stage:
+) -> ReplayStage:
     """Compare the masters after the step with those of the step's checkpoint.
 
     Args:

@@ -9,7 +9,7 @@ import numpy as np
 from coati_rl.data.packed_group import as_packed
 from coati_rl.errors import ConfigError
 from coati_rl.run_lengths import decode_runs
-from coati_rl.run_reader.rollout import Rollout
+from coati_rl.run_reader.rollout import RecordedRollout
 from coati_rl.types import (
     DEFAULT_TASK,
     Baseline,
@@ -25,7 +25,7 @@ from coati_rl.types import (
 _OF_TOKENS = ("prompt_token_ids", "token_ids", "rollout_logprobs", "token_versions", "turns")
 
 
-def check_detail(rollouts: Sequence[Rollout]) -> None:
+def check_detail(rollouts: Sequence[RecordedRollout]) -> None:
     """Raise ConfigError for a rollout that was recorded without tokens."""
     for each in rollouts:
         if lacking := [name for name in _OF_TOKENS if name not in each.line]:
@@ -35,7 +35,7 @@ def check_detail(rollouts: Sequence[Rollout]) -> None:
             )
 
 
-def groups_of(rollouts: Sequence[Rollout]) -> list[RolloutGroup]:
+def groups_of(rollouts: Sequence[RecordedRollout]) -> list[RolloutGroup]:
     """Return the groups of a step, in the order of their lines: the step's own first, by mini-batch.
 
     Raises: ConfigError naming a prompt whose lines do not make a group.
@@ -51,7 +51,7 @@ def groups_of(rollouts: Sequence[Rollout]) -> list[RolloutGroup]:
     return found
 
 
-def _group(rollouts: Sequence[Rollout]) -> RolloutGroup:
+def _group(rollouts: Sequence[RecordedRollout]) -> RolloutGroup:
     first = rollouts[0]
     prompt = Prompt(
         uid=first.uid,
@@ -79,7 +79,7 @@ def _group(rollouts: Sequence[Rollout]) -> RolloutGroup:
     )
 
 
-def _trajectory(rollout: Rollout, prompt: Prompt, first_turn: int) -> Trajectory:
+def _trajectory(rollout: RecordedRollout, prompt: Prompt, first_turn: int) -> Trajectory:
     line = rollout.line
     start, num_own = len(line["prompt_token_ids"]), len(line["token_ids"])
     token_ids = np.array([*line["prompt_token_ids"], *line["token_ids"]], dtype=np.int32)
@@ -121,7 +121,7 @@ def _prefix(line: Any, context: np.ndarray, prompt: Prompt) -> SharedPrefix:
     return SharedPrefix(num_tokens=int(differ[0]) if len(differ) else shared)
 
 
-def _score(rollout: Rollout) -> Score:
+def _score(rollout: RecordedRollout) -> Score:
     line = rollout.line
     return Score(
         reward=float("nan") if rollout.reward is None else rollout.reward,
@@ -134,7 +134,7 @@ def _score(rollout: Rollout) -> Score:
     )
 
 
-def _baseline(rollout: Rollout) -> Baseline | None:
+def _baseline(rollout: RecordedRollout) -> Baseline | None:
     """Return the greedy answer's score; how long it was is not recorded."""
     if "baseline_reward" not in rollout.line:
         return None

@@ -35,10 +35,10 @@ from coati_rl.replay.rollout_stages import (
     prompts_or_error,
 )
 from coati_rl.replay.run_config import config_of, precision_of
-from coati_rl.replay.stage import Stage, checked, unchecked
+from coati_rl.replay.stage import ReplayStage, checked, unchecked
 from coati_rl.replay.start import Retraining, Start, nearest, starts_of
 from coati_rl.replay.token_ratios import Content, ratios_of, write_ratios
-from coati_rl.run_reader.rollout import Rollout
+from coati_rl.run_reader.rollout import RecordedRollout
 from coati_rl.run_reader.run_directory import RunDirectory
 from coati_rl.text import count
 
@@ -62,7 +62,7 @@ class Replay:
         self._with_ratios = with_ratios and isinstance(self.config, Config)
         self._ratios: dict[Content, np.ndarray] = {}
 
-    def stages(self, step: int, uid: str | None = None) -> Iterator[Stage]:
+    def stages(self, step: int, uid: str | None = None) -> Iterator[ReplayStage]:
         """Yield the stages of an optimizer step, from 1.
 
         Args:
@@ -88,7 +88,7 @@ class Replay:
             raise ConfigError(f"--ratios: step {step} has no loss of rollouts that could be computed")
         return write_ratios(self.run.path, step, self.run.rollouts(self._first_update(step - 1) + 1), self._ratios)
 
-    def _rollout_stages(self, config: Config, step: int, uid: str | None) -> Iterator[Stage]:
+    def _rollout_stages(self, config: Config, step: int, uid: str | None) -> Iterator[ReplayStage]:
         first = self._first_update(step - 1)
         recorded = [*self.run.rollouts(first + 1)]
         rollouts = [each for each in recorded if uid in (None, each.uid)]
@@ -125,7 +125,7 @@ class Replay:
         if uid is None:
             yield from self._training_stages(step, retraining)
 
-    def _dataset_stages(self, step: int) -> Iterator[Stage]:
+    def _dataset_stages(self, step: int) -> Iterator[ReplayStage]:
         config = self.config
         if not isinstance(config, OfflineConfig):
             raise ConfigError(f"{self.run.path}: is of no job that can be replayed")
@@ -147,7 +147,7 @@ class Replay:
         yield self._check_weights(step - 1, ())
         yield from self._training_stages(step, retraining)
 
-    def _training_stages(self, step: int, retraining: Retraining) -> Iterator[Stage]:
+    def _training_stages(self, step: int, retraining: Retraining) -> Iterator[ReplayStage]:
         record, training = self.records[step], retraining.training
         tolerance = tolerance_of(self.precision, is_retrained=retraining.first_step < step - 1)
         retraining.advance(step - 1, self._learning_rate)
@@ -226,7 +226,7 @@ class Replay:
         )
         return begin + (step - begin) % num_batches
 
-    def _check_weights(self, step: int, rollouts: Sequence[Rollout]) -> Stage:
+    def _check_weights(self, step: int, rollouts: Sequence[RecordedRollout]) -> ReplayStage:
         """Check the files of the weights that a step begins with, and their identity, if engines named it."""
         start = self._start(step)
         if not start.is_initial:
@@ -240,7 +240,7 @@ class Replay:
         trained = f"{count(retrained, 'step')} after it trained again" if retrained else "as they are on the disk"
         return checked("weights", None, f"{start.directory.name}, {trained}")
 
-    def _identity_problem(self, rollouts: Sequence[Rollout]) -> str | None:
+    def _identity_problem(self, rollouts: Sequence[RecordedRollout]) -> str | None:
         """Return which version engines had under another identity than the trainers sent; None if there is none."""
         sent = {sync.get("policy_version", sync["step"]): sync.get("identity") for sync in self.run.syncs()}
         for each in rollouts:
@@ -259,7 +259,7 @@ class Replay:
                 found[start.step] = self._parts.load_models(self.config, start.directory, self.precision)["policy"]
         return {version: model for version, model in found.items() if version in versions}
 
-    def _check_rows(self, batches: DatasetBatches) -> Stage:
+    def _check_rows(self, batches: DatasetBatches) -> ReplayStage:
         """Compare the tokens of all rows with what checkpoints have of them."""
         for start in self.starts:
             if start.is_initial or not start.can_train:

@@ -18,9 +18,9 @@ from coati_rl.errors import CoatiError
 from coati_rl.observability.records import shown_truth
 from coati_rl.replay.forward import token_scores
 from coati_rl.replay.parts import ReplayModel
-from coati_rl.replay.stage import Stage, checked, unchecked
+from coati_rl.replay.stage import ReplayStage, checked, unchecked
 from coati_rl.reward_spec import ENVIRONMENT_REWARD
-from coati_rl.run_reader.rollout import Rollout
+from coati_rl.run_reader.rollout import RecordedRollout
 from coati_rl.text import count, shorten
 from coati_rl.types import Prompt, RolloutGroup, Score
 
@@ -28,7 +28,7 @@ SCORE_TIMEOUT_S = 600.0  # of one group; each response has the run's own limit
 MAX_GAP = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (5e-2, 1.0)}  # mean and largest, nats
 
 
-def check_records(rollouts: Sequence[Rollout], record: Mapping[str, Any]) -> Stage:
+def check_records(rollouts: Sequence[RecordedRollout], record: Mapping[str, Any]) -> ReplayStage:
     """Compare the lines of a step with each other and with the step's counts in metrics.jsonl."""
     problem, seen = None, set[tuple[str, int]]()
     for each in rollouts:
@@ -61,7 +61,7 @@ def check_records(rollouts: Sequence[Rollout], record: Mapping[str, Any]) -> Sta
     return checked("records", problem, figures)
 
 
-def check_prompts(rollouts: Sequence[Rollout], prompts: Mapping[str, Prompt]) -> Stage:
+def check_prompts(rollouts: Sequence[RecordedRollout], prompts: Mapping[str, Prompt]) -> ReplayStage:
     """Compare recorded prompts with what the data's rows, template and tokenizer give. `prompts`: by uid."""
     problem, num_tokens = None, 0
     for each in rollouts:
@@ -86,7 +86,7 @@ def check_prompts(rollouts: Sequence[Rollout], prompts: Mapping[str, Prompt]) ->
     return checked("prompt", problem, f"{count(num_tokens, 'token')} of rows and template")
 
 
-def check_texts(rollouts: Sequence[Rollout], tokenizer: Any, stop: Sequence[str]) -> Stage:
+def check_texts(rollouts: Sequence[RecordedRollout], tokenizer: Any, stop: Sequence[str]) -> ReplayStage:
     """Compare each recorded answer with its tokens, decoded."""
     problem = None
     for each in rollouts:
@@ -104,7 +104,9 @@ def check_texts(rollouts: Sequence[Rollout], tokenizer: Any, stop: Sequence[str]
     return checked("text", problem, f"{count(len(rollouts), 'answer')} are their tokens, decoded")
 
 
-def check_rewards(rollouts: Sequence[Rollout], prompts: Mapping[str, Prompt], config: Config, scorer: Any) -> Stage:
+def check_rewards(
+    rollouts: Sequence[RecordedRollout], prompts: Mapping[str, Prompt], config: Config, scorer: Any
+) -> ReplayStage:
     """Score the answers again by the run's reward, and compare."""
     problem, num_scored, num_left = None, 0, 0
     for uid, lines in groupby(rollouts, key=lambda each: each.uid):
@@ -124,7 +126,7 @@ def check_rewards(rollouts: Sequence[Rollout], prompts: Mapping[str, Prompt], co
     return checked("reward", problem, f"{count(num_scored, 'answer')} scored again{left}")
 
 
-def _reward_problem(rollout: Rollout, score: Score) -> str | None:
+def _reward_problem(rollout: RecordedRollout, score: Score) -> str | None:
     recorded = (rollout.reward, rollout.line["answer_correct"], rollout.verdict)
     reward = score.reward if math.isfinite(score.reward) else None
     found = (reward, score.answer_correct, score.verdict)
@@ -135,7 +137,7 @@ def _reward_problem(rollout: Rollout, score: Score) -> str | None:
     return f"{_named(rollout)}: recorded {_verdict(*recorded)}, scored again {_verdict(*found)}"
 
 
-def check_advantages(rollouts: Sequence[Rollout], closed: ClosedStep) -> Stage:
+def check_advantages(rollouts: Sequence[RecordedRollout], closed: ClosedStep) -> ReplayStage:
     """Compare recorded advantages with those of the recorded rewards."""
     problem, num = None, 0
     for each in rollouts:
@@ -154,7 +156,7 @@ def check_advantages(rollouts: Sequence[Rollout], closed: ClosedStep) -> Stage:
 
 def check_rollout_logprobs(
     groups: Sequence[RolloutGroup], models: Mapping[int, ReplayModel], config: Config, precision: torch.dtype
-) -> Stage:
+) -> ReplayStage:
     """Compare the engine's log-probabilities with those of the policy that sampled the tokens.
 
     Args:
@@ -199,7 +201,7 @@ def _of_trajectory(trajectory: Any) -> MicroBatch:
     return replace(micro_batch, loss_arrays={**kept, "temperature": trajectory.temperature[None].astype(np.float32)})
 
 
-def prompts_or_error(find: Any, rollouts: Sequence[Rollout]) -> dict[str, Prompt]:
+def prompts_or_error(find: Any, rollouts: Sequence[RecordedRollout]) -> dict[str, Prompt]:
     """Return the prompts of a step by uid; those that the data does not have are left out."""
     found = dict[str, Prompt]()
     for uid in dict.fromkeys(each.uid for each in rollouts):
@@ -210,7 +212,7 @@ def prompts_or_error(find: Any, rollouts: Sequence[Rollout]) -> dict[str, Prompt
     return found
 
 
-def _named(rollout: Rollout) -> str:
+def _named(rollout: RecordedRollout) -> str:
     return f"{rollout.uid} sample {rollout.sample}"
 
 

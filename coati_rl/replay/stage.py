@@ -8,7 +8,7 @@ Verdict = Literal["agrees", "differs", "not checked"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
+class ReplayStage:
     """Say whether a stage agrees with what the run has recorded; `text` has the figures, or why it is not checked."""
 
     name: str
@@ -21,22 +21,22 @@ class Stage:
         return f"{self.name:<18} {self.verdict:<12} {self.text}"
 
 
-def checked(name: str, problem: str | None, figures: str) -> Stage:
+def checked(name: str, problem: str | None, figures: str) -> ReplayStage:
     """Return a stage that was checked. `problem`: the first difference; None: there is none."""
-    return Stage(name=name, verdict="agrees" if problem is None else "differs", text=problem or figures)
+    return ReplayStage(name=name, verdict="agrees" if problem is None else "differs", text=problem or figures)
 
 
-def unchecked(name: str, reason: str) -> Stage:
+def unchecked(name: str, reason: str) -> ReplayStage:
     """Return a stage that the files do not allow to check."""
-    return Stage(name=name, verdict="not checked", text=reason)
+    return ReplayStage(name=name, verdict="not checked", text=reason)
 
 
-def first_difference(stages: Sequence[Stage]) -> Stage | None:
+def first_difference(stages: Sequence[ReplayStage]) -> ReplayStage | None:
     """Return the first stage that differs; None if none does."""
     return next((stage for stage in stages if stage.verdict == "differs"), None)
 
 
-def conclusion(stages: Sequence[Stage]) -> str:
+def conclusion(stages: Sequence[ReplayStage]) -> str:
     """Return the last line that is printed."""
     first = first_difference(stages)
     if first is not None:

@@ -17,7 +17,7 @@ from coati_rl.disk import disk_errors
 from coati_rl.replay.forward import token_scores
 from coati_rl.replay.recorded_groups import groups_of
 from coati_rl.replay.training import RecomputedTraining, StepBatch
-from coati_rl.run_reader.rollout import Rollout
+from coati_rl.run_reader.rollout import RecordedRollout
 from coati_rl.run_reader.token_ratios import ratios_file
 from coati_rl.types import Trajectory
 
@@ -25,7 +25,9 @@ _DIGITS = 6
 Content = tuple[bytes, bytes]  # of a sample: its tokens, and the log-probabilities that they were sampled with
 
 
-def write_ratios(run_dir: Path, step: int, rollouts: Iterable[Rollout], ratios: dict[Content, np.ndarray]) -> Path:
+def write_ratios(
+    run_dir: Path, step: int, rollouts: Iterable[RecordedRollout], ratios: dict[Content, np.ndarray]
+) -> Path:
     """Write the ratios of a step's rollouts. Returns: the file. Raises: RunError if it cannot be written."""
     path = ratios_file(run_dir, step)
     partial = path.with_name(f".{path.name}.partial")
@@ -57,7 +59,7 @@ def ratios_of(training: RecomputedTraining, batch: StepBatch) -> dict[Content, n
     return found
 
 
-def _lines(rollouts: list[Rollout], ratios: dict[Content, np.ndarray]) -> Iterator[str]:
+def _lines(rollouts: list[RecordedRollout], ratios: dict[Content, np.ndarray]) -> Iterator[str]:
     trajectories = [each for group in groups_of(rollouts) for each in group.trajectories]
     for rollout, trajectory in zip(rollouts, trajectories, strict=True):
         found = ratios.get(_content(trajectory.token_ids, trajectory.logprobs))

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from coati_rl.report.curves import rounded
 from coati_rl.report.tokens import token_fields
-from coati_rl.run_reader.rollout import Rollout
-from coati_rl.run_reader.run_directory import Place, RunDirectory
+from coati_rl.run_reader.rollout import RecordedRollout
+from coati_rl.run_reader.run_directory import LinePlace, RunDirectory
 from coati_rl.run_reader.token_ratios import read_ratios
 from coati_rl.text import printable, shorten
 
@@ -33,7 +33,7 @@ Key = tuple[int, str, int]  # step, uid, sample
 class Brief:
     """Hold of a rollout what groups and the choice are made by; a step may have many, and texts are large."""
 
-    place: Place
+    place: LinePlace
     key: Key
     episode: int
     task: str
@@ -47,7 +47,7 @@ class Brief:
     num_tokens: int
 
     @classmethod
-    def of(cls, place: Place, rollout: Rollout) -> "Brief":
+    def of(cls, place: LinePlace, rollout: RecordedRollout) -> "Brief":
         """Take it from a rollout."""
         return cls(
             place=place,
@@ -66,7 +66,7 @@ class Brief:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class ReportStep:
     """Hold what the page shows of a step."""
 
     groups: list[dict[str, Any]]
@@ -85,7 +85,7 @@ def cut(text: str, limit: int) -> str:
 
 def read_step(
     run: RunDirectory, step: int, *, max_bytes: int, tokenizer: Tokenizer | None, noted: Set[Key] = frozenset()
-) -> Step:
+) -> ReportStep:
     """Read the groups of a step, and up to eight of its rollouts.
 
     Args:
@@ -95,7 +95,7 @@ def read_step(
     briefs = [Brief.of(place, rollout) for place, rollout in run.rollouts_without_tokens(step)]
     chosen = choose(briefs, noted)
     share, ratios = max_bytes // max(1, len(chosen)), read_ratios(run.path, step)
-    return Step(
+    return ReportStep(
         groups=[group_row(group) for group in grouped(briefs)],
         rollouts=[
             describe(run.rollout_at(each.place), tokenizer, share, ratios.get(each.key[1:], ())) for each in chosen
@@ -165,7 +165,7 @@ def group_row(group: Sequence[Brief]) -> dict[str, Any]:
 
 
 def describe(
-    rollout: Rollout, tokenizer: Tokenizer | None, max_bytes: int, ratios: Sequence[float | None] = ()
+    rollout: RecordedRollout, tokenizer: Tokenizer | None, max_bytes: int, ratios: Sequence[float | None] = ()
 ) -> dict[str, Any]:
     """Return a rollout as the page shows it, in about so many bytes: half for what was said, half for tokens."""
     said = _ends_of(rollout.conversation())

@@ -15,7 +15,7 @@ from coati_rl.report.charts import CHARTS, charts_of
 from coati_rl.report.comparison import at_equal, different_settings, seed_groups, summary_rows
 from coati_rl.report.curves import SAMPLES, Curves, evaluation_points
 from coati_rl.report.escaped_json import as_json
-from coati_rl.report.rollouts import Key, Step, cut, read_step
+from coati_rl.report.rollouts import Key, ReportStep, cut, read_step
 from coati_rl.report.time_parts import time_parts
 from coati_rl.report.tokens import load_tokenizer
 from coati_rl.run_reader.run_directory import RunDirectory
@@ -33,7 +33,7 @@ _MAX_PROBLEMS = 8
 _GROUPS_SHARE = 0.3  # of the bytes for groups and rollouts
 
 
-class RunData:
+class ReportData:
     """Hold what is read of one run; groups and rollouts are read step by step, by `steps_of`."""
 
     def __init__(self, path: Path, label: str) -> None:
@@ -130,17 +130,17 @@ def shown_note(note: Mapping[str, Any]) -> dict[str, Any]:
     return {**said, **{name: note.get(name) for name in ("step", "uid", "sample")}}
 
 
-def read_runs(paths: Sequence[Path]) -> list[RunData]:
+def read_runs(paths: Sequence[Path]) -> list[ReportData]:
     """Read the records of runs. Raises: ConfigError for one that is none, for the same one twice, and for too many."""
     if len(paths) > MAX_RUNS:
         raise ConfigError(f"{len(paths)} runs: one page shows at most {MAX_RUNS}; give fewer")
     for number, path in enumerate(paths):
         if path.resolve() in {other.resolve() for other in paths[:number]}:
             raise ConfigError(f"{path}: the run is named twice; name it once")
-    return [RunData(path, label) for path, label in labelled(paths).items()]
+    return [ReportData(path, label) for path, label in labelled(paths).items()]
 
 
-def page_data(runs: Sequence[RunData]) -> dict[str, Any]:
+def page_data(runs: Sequence[ReportData]) -> dict[str, Any]:
     """Return what the page shows of runs but for groups and rollouts, which `steps_of` reads."""
     max_points = max(_MIN_POINTS, _POINTS // max(3, len(runs)))
     keys = {key: None for run in runs for key in run.curves.figures()}
@@ -173,14 +173,14 @@ def _changing(evaluations: Sequence[Mapping[str, Sequence[tuple[int, Any]]]]) ->
 
 
 def steps_of(
-    run: RunData, steps: Sequence[int], *, max_bytes: int
+    run: ReportData, steps: Sequence[int], *, max_bytes: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
     """Read groups and rollouts of steps, within about `max_bytes` on the page.
 
     Returns: rows of groups; rollouts; what was read and why rollouts could not be scored.
     """
     tokenizer, noted = load_tokenizer(run.run), run.noted()
-    found: list[Step] = [
+    found: list[ReportStep] = [
         read_step(run.run, step, max_bytes=max_bytes // len(steps), tokenizer=tokenizer, noted=noted) for step in steps
     ]
     causes = sum((step.causes for step in found), Counter[str]())
@@ -193,14 +193,14 @@ def steps_of(
     return [row for each in found for row in each.groups], [row for each in found for row in each.rollouts], read
 
 
-def number_of_steps(runs: Sequence[RunData], max_bytes: int) -> int:
+def number_of_steps(runs: Sequence[ReportData], max_bytes: int) -> int:
     """Return of how many steps of each run rollouts are shown: of fewer where answers are long."""
     lengths = [np.nanmax(each) for run in runs if np.isfinite(each := run.curves.column("response_tokens_mean")).any()]
     wanted = 8 * (1500 + 40 * max(lengths, default=0))  # bytes of a step
     return max(4, int(min(_STEPS, max_bytes // wanted) // len(runs)))
 
 
-def add_steps(run: RunData, fields: dict[str, Any], steps: Sequence[int], max_bytes: int) -> None:
+def add_steps(run: ReportData, fields: dict[str, Any], steps: Sequence[int], max_bytes: int) -> None:
     """Add groups and rollouts of steps to what the page shows of a run, in about `max_bytes`."""
     if not steps:
         fields |= {"groups": [], "rollouts": [], "read": {}}

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from coati_rl.run_lengths import decode_runs
-from coati_rl.run_reader.rollout import Rollout
+from coati_rl.run_reader.rollout import RecordedRollout
 from coati_rl.run_reader.run_directory import RunDirectory
 from coati_rl.text import printable
 
@@ -66,7 +66,7 @@ def pieces(token_ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
 
 
 def token_fields(
-    rollout: Rollout, tokenizer: Tokenizer | None, max_tokens: int, ratios: Sequence[float | None] = ()
+    rollout: RecordedRollout, tokenizer: Tokenizer | None, max_tokens: int, ratios: Sequence[float | None] = ()
 ) -> dict[str, Any] | None:
     """Return what the page shows of a rollout's tokens; None of one that was recorded without them.
 

@@ -8,7 +8,7 @@ from coati_rl.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rollout:
+class RecordedRollout:
     """One trajectory of a step; `line` has all fields, those of its tokens too."""
 
     step: int

@@ -17,7 +17,7 @@ from coati_rl.observability.records import MACHINE
 from coati_rl.observability.sinks import METRICS
 from coati_rl.observability.step_files import steps_in
 from coati_rl.run_reader.json_lines import read_json_lines
-from coati_rl.run_reader.rollout import Rollout
+from coati_rl.run_reader.rollout import RecordedRollout
 from coati_rl.run_reader.step_lines import last_step, line_at, lines_of_step, without_tokens
 
 ANNOTATIONS = "annotations.jsonl"
@@ -26,7 +26,7 @@ _LOG_TAIL_BYTES = 1 << 20
 _PROBLEM = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) [\w.]+: ")
 
 
-class Place(NamedTuple):
+class LinePlace(NamedTuple):
     """Say where a rollout's line is."""
 
     path: Path
@@ -100,21 +100,21 @@ class RunDirectory:
             return []
         return [line[found.end() :] for line in lines if (found := _PROBLEM.match(line))]
 
-    def rollouts(self, step: int | None = None) -> Iterator[Rollout]:
+    def rollouts(self, step: int | None = None) -> Iterator[RecordedRollout]:
         """Yield the trajectories in the order of their lines; of one optimizer step, or of all."""
         if step is not None:
-            yield from (self._read(Place(path, start), line) for path, start, line in self._lines_of(step))
+            yield from (self._read(LinePlace(path, start), line) for path, start, line in self._lines_of(step))
             return
         for path in self.rollout_files():
-            yield from map(Rollout.of, read_json_lines(path))
+            yield from map(RecordedRollout.of, read_json_lines(path))
 
-    def rollouts_without_tokens(self, step: int) -> Iterator[tuple[Place, Rollout]]:
+    def rollouts_without_tokens(self, step: int) -> Iterator[tuple[LinePlace, RecordedRollout]]:
         """Yield the trajectories of a step and where they are; the fields of their tokens are not read."""
         for path, start, line in self._lines_of(step):
             with _named(path, start):
-                yield Place(path, start), Rollout.of(without_tokens(line))
+                yield LinePlace(path, start), RecordedRollout.of(without_tokens(line))
 
-    def rollout_at(self, place: Place) -> Rollout:
+    def rollout_at(self, place: LinePlace) -> RecordedRollout:
         """Return the trajectory at a place, all fields of it."""
         return self._read(place, line_at(*place))
 
@@ -144,9 +144,9 @@ class RunDirectory:
     def _lines_of(self, step: int) -> Iterator[tuple[Path, int, bytes]]:
         return ((path, *each) for path in self.rollout_files(step) for each in lines_of_step(path, step))
 
-    def _read(self, place: Place, line: bytes) -> Rollout:
+    def _read(self, place: LinePlace, line: bytes) -> RecordedRollout:
         with _named(*place):
-            return Rollout.of(json.loads(line))
+            return RecordedRollout.of(json.loads(line))
 
     def rollout_files(self, step: int | None = None) -> list[Path]:
         """Return the files of rollouts, by step; of one step those that may hold it."""

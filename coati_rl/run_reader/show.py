@@ -7,14 +7,14 @@ from itertools import groupby
 from pathlib import Path
 
 from coati_rl.errors import CoatiError, ConfigError
-from coati_rl.run_reader.rollout import Rollout
+from coati_rl.run_reader.rollout import RecordedRollout
 from coati_rl.run_reader.run_directory import RunDirectory
 from coati_rl.text import count, printable, shorten
 
 _PROG = "coati-rl show"
 
 
-def choose(group: Sequence[Rollout], number: int) -> list[Rollout]:
+def choose(group: Sequence[RecordedRollout], number: int) -> list[RecordedRollout]:
     """Return the `number` best and worst answers by reward, those that were not scored last; the best first."""
     ranked = sorted(group, key=lambda each: -float("inf") if each.reward is None else each.reward, reverse=True)
     return ranked if 2 * number >= len(ranked) else [*ranked[:number], *ranked[len(ranked) - number :]]
@@ -56,7 +56,7 @@ def lines_of(run: RunDirectory, *, step: int | None, uid: str | None, number: in
             yield from _answer(each, width)
 
 
-def _answer(rollout: Rollout, width: int) -> Iterator[str]:
+def _answer(rollout: RecordedRollout, width: int) -> Iterator[str]:
     reward = "not scored" if rollout.reward is None else f"reward {rollout.reward:g}"
     advantage = "not trained" if rollout.advantage is None else f"advantage {rollout.advantage:+.3g}"
     versions = "-".join(dict.fromkeys(map(str, rollout.policy_versions)))

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError, RunError
-from coati_rl.preflight.placement import ActorResources, Node, NodeAssignment, Request, assign_nodes, explain
+from coati_rl.preflight.placement import ActorResources, ClusterNode, NodeAssignment, Request, assign_nodes, explain
 from coati_rl.types import Device
 
 logger = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ def _wait_for_nodes(request: Request, *, timeout_s: float) -> NodeAssignment:
         time.sleep(_POLL_S)
 
 
-def cluster_nodes() -> tuple[list[Node], list[Node]]:
+def cluster_nodes() -> tuple[list[ClusterNode], list[ClusterNode]]:
     """Return the live nodes, the driver's first: with their free resources, and with their total resources."""
     from ray._private.state import available_resources_per_node  # Ray has no public function for it (2.60)
 
@@ -217,8 +217,8 @@ def _ray_nodes() -> list[dict[str, Any]]:
     return nodes
 
 
-def _node(node: dict[str, Any], resources: dict[str, float]) -> Node:
-    return Node(
+def _node(node: dict[str, Any], resources: dict[str, float]) -> ClusterNode:
+    return ClusterNode(
         node_id=node["NodeID"],
         address=node["NodeManagerAddress"],
         cpus=resources.get("CPU", 0.0),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trainer:
+class JobContext:
     """Hold what a job's loop needs of its process."""
 
     rank: int

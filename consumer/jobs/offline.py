@@ -13,7 +13,7 @@ from coati_rl.protocols import Role
 from coati_rl.work import EvaluateWork, ReferenceWork
 from consumer.backend_config import ModelSource, frozen
 from consumer.evaluation import Evaluator, score_samples
-from consumer.jobs.job import Trainer, policy_source, start_model
+from consumer.jobs.job import JobContext, policy_source, start_model
 from consumer.objectives.objective import Objective
 from consumer.optim.learning_rate import learning_rate
 from consumer.train_loop import TrainLoop
@@ -46,7 +46,7 @@ def models(config: OfflineConfig, directory: Path) -> dict[Role, ModelSource]:
 
 
 @contextmanager
-def train_loop(config: OfflineConfig, trainer: Trainer, backend: "Backend", coordinator: Any) -> Iterator[TrainLoop]:
+def train_loop(config: OfflineConfig, trainer: JobContext, backend: "Backend", coordinator: Any) -> Iterator[TrainLoop]:
     """Provide a trainer's loop; the coordinator is a `DatasetCoordinator`, which orders no weight sync."""
     objective = objective_of(config)
     step = TrainStep(

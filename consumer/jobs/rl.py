@@ -13,7 +13,7 @@ from coati_rl.preflight.resources import load_tokenizer
 from coati_rl.protocols import Role, TrainerCoordinator
 from coati_rl.runtime.address import own_address
 from consumer.backend_config import ModelSource, frozen
-from consumer.jobs.job import Trainer, policy_source, start_model, trained_model
+from consumer.jobs.job import JobContext, policy_source, start_model, trained_model
 from consumer.objectives.run_objective import make_coefficients, policy_gradient
 from consumer.optim.learning_rate import learning_rate
 from consumer.train_loop import TrainLoop
@@ -57,7 +57,7 @@ def _critic_head(config: Config) -> "ScalarHead":
 
 @contextmanager
 def train_loop(
-    config: Config, trainer: Trainer, backend: "Backend", coordinator: TrainerCoordinator
+    config: Config, trainer: JobContext, backend: "Backend", coordinator: TrainerCoordinator
 ) -> Iterator[TrainLoop]:
     """Provide a trainer's loop, and what it publishes weights with."""
     from coati_rl.runtime.remote import RemoteProducer  # imports Ray

@@ -15,7 +15,7 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from coati_rl.errors import ConfigError
-from coati_rl.model_files.names import Differences
+from coati_rl.model_files.names import NameDifferences
 from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.model_files.stored import read_stored
 from coati_rl.model_files.values import HEAD, check_finite
@@ -69,7 +69,7 @@ def read_model(
             )
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise _unreadable(model_dir, error) from error
-    Differences.of_report(model, report, tensors, has_new_head=has_new_head).check(where)
+    NameDifferences.of_report(model, report, tensors, has_new_head=has_new_head).check(where)
     check_finite(model.named_parameters(), where)
     if read_dtype != dtype:
         _replace_buffers(model, auto_class, dtype)

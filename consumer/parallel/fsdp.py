@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from coati_rl.ops.gradient_sketch import Place, place_of
+from coati_rl.ops.gradient_sketch import ShardPlace, place_of
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, policy_forward
 from consumer.models.scalar_head import scalar_head
 from consumer.parallel.context_groups import destroy_context_groups, with_context_groups
@@ -162,7 +162,7 @@ class ShardedRows:
         """Return True: no two ranks hold the same elements."""
         return True
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> ShardPlace:
         """Return where this rank's rows are in the full tensor."""
         shape = self.infos[name].shape
         return place_of(shape, start=self._layout.dp_rank * self._rows_per_rank(name) * prod(shape[1:]))

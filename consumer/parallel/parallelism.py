@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coati_rl.algorithms.sums import merge_sums
-from coati_rl.ops.gradient_sketch import Place
+from coati_rl.ops.gradient_sketch import ShardPlace
 from consumer.models.policy_model import HeadWeights, PolicyInput
 from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import ParameterInfo
@@ -36,7 +36,7 @@ class ModelParameters(Protocol):
     def counts_in_norm(self, name: str) -> bool:
         """Return True on exactly one of the ranks that hold the same elements of a gradient."""
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> ShardPlace:
         """Return where this rank's part of a gradient is in the full one."""
 
     @property

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.stored_views import StoredParameter, stored_parameters
-from coati_rl.ops.gradient_sketch import Place, place_of
+from coati_rl.ops.gradient_sketch import ShardPlace, place_of
 from consumer.parallel.layout import Layout
 from consumer.parallel.layout_rules import EXPERTS, tensor_parallel_plan
 from consumer.parallel.process_group import collective
@@ -126,7 +126,7 @@ class LocalParameters:
         is_first_dp_rank = layout.is_partitioned or layout.dp_rank == 0
         return is_first_shard and is_first_dp_rank and info.stage == layout.stage
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> ShardPlace:
         """Return where this rank's part of a gradient is in the full one."""
         layout, shape, dim = self._layout, tuple(self.by_name[name].shape), self.infos[name].split_dim
         is_cut = layout.tp_group is not None and dim is not None

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 from consumer.models.loading import attention_of, prepare
 from consumer.models.policy_model import make_input, policy_forward
 from consumer.proofs.layout_trial import weights_of
-from consumer.proofs.samples import Segment, micro_batch_of
+from consumer.proofs.samples import SamplePart, micro_batch_of
 
 _LENGTHS = (13, 9, 17)  # tokens of the samples in the row
 _VOCABULARY, _WIDTH = 128, 64
@@ -36,7 +36,7 @@ def _gradient(model: PreTrainedModel, device: torch.device) -> Tensor:
     """Return the gradient of a weighted sum of log-probabilities, float32[number of parameters], on the CPU."""
     model = prepare(model.to(device), gradient_checkpointing=False)
     tokens = torch.randint(0, _VOCABULARY, (sum(_LENGTHS),), generator=torch.Generator().manual_seed(1)).split(_LENGTHS)
-    batch, _ = micro_batch_of([[Segment(token_ids=tuple(each.tolist())) for each in tokens]])
+    batch, _ = micro_batch_of([[SamplePart(token_ids=tuple(each.tolist())) for each in tokens]])
     logprobs, _ = policy_forward(model, make_input(batch, device=device))
     (logprobs * weights_of(logprobs.shape[-1]).to(device)).sum().backward()
     return torch.cat([each.grad.flatten().cpu() for each in model.parameters() if each.grad is not None])

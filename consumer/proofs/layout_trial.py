@@ -23,7 +23,7 @@ from coati_rl.preflight.tiny_model import FIRST_TOKEN
 from consumer.backend import Backend, make_backend
 from consumer.backend_config import BackendConfig, trained
 from consumer.objectives.own_loss import OwnLoss
-from consumer.proofs.samples import TOLERANCE, Segment, micro_batch_of, plain_values
+from consumer.proofs.samples import TOLERANCE, SamplePart, micro_batch_of, plain_values
 
 _RANKS = 2
 _TIMEOUT_S = 120.0
@@ -54,7 +54,7 @@ def trial(model_dir: Path, flag: str, rank: int) -> tuple[float, str]:
     plain = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
     tokens = range(FIRST_TOKEN, plain.config.get_text_config().vocab_size)
     samples = [tuple(random.Random(length).choices(tokens, k=length)) for length in _LENGTHS]
-    rows = [[Segment(token_ids=sample)] for sample in samples]  # a row each: packing is another proof's subject
+    rows = [[SamplePart(token_ids=sample)] for sample in samples]  # a row each: packing is another proof's subject
     batch, _ = micro_batch_of(rows)
     scores = backend.score([batch])
     step = MiniBatch(step=0, micro_batches=(batch,), is_last=True, loss_scale=1.0, learning_rate_progress=0.0)

@@ -52,7 +52,7 @@ class Differences:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Segment:
+class SamplePart:
     """Describe a sample, or the part of one behind a prefix that other samples share."""
 
     token_ids: tuple[int, ...]
@@ -104,7 +104,7 @@ def differences(model: PreTrainedModel, *, max_tokens: int) -> Differences:
     generator = torch.Generator().manual_seed(1)
     size = model.config.get_text_config().vocab_size
     drawn = [torch.randint(FIRST_TOKEN, size, (length,), generator=generator).tolist() for length in _LENGTHS]
-    samples = [Segment(token_ids=tuple(each)) for each in drawn]
+    samples = [SamplePart(token_ids=tuple(each)) for each in drawn]
     plain = model
     if model.config._attn_implementation == packed_attention.NAME:
         plain = copy.deepcopy(model)
@@ -113,7 +113,7 @@ def differences(model: PreTrainedModel, *, max_tokens: int) -> Differences:
     of_plain = [plain_values(plain, sample.token_ids) for sample in samples]
     joined = plain_values(plain, sum((sample.token_ids for sample in samples), ()))
     last = samples[-1]
-    long = Segment(token_ids=last.token_ids, first_position=max(0, max_tokens - len(last.token_ids)))
+    long = SamplePart(token_ids=last.token_ids, first_position=max(0, max_tokens - len(last.token_ids)))
     return Differences(
         alone=max(
             _distance(_values(model, [[sample]])[:1], [want]) for sample, want in zip(samples, of_plain, strict=True)
@@ -131,13 +131,13 @@ def _shared_difference(
 ) -> float:
     if model.config._attn_implementation != packed_attention.NAME:
         return 0.0
-    behind = [Segment(token_ids=end, first_position=len(prefix), parent=0) for end in ends]
-    of_prefix, *got = _values(model, [[Segment(token_ids=prefix), *behind]])
+    behind = [SamplePart(token_ids=end, first_position=len(prefix), parent=0) for end in ends]
+    of_prefix, *got = _values(model, [[SamplePart(token_ids=prefix), *behind]])
     wanted = [plain_values(plain, prefix + end) for end in ends]
     return _distance([torch.cat([of_prefix, each]) for each in got], wanted)
 
 
-def _values(model: PreTrainedModel, rows: Sequence[Sequence[Segment]]) -> list[Tensor]:
+def _values(model: PreTrainedModel, rows: Sequence[Sequence[SamplePart]]) -> list[Tensor]:
     """Return the trainer's log-probabilities of each segment but for a sample's first token, or values."""
     batch, counts = micro_batch_of(rows)
     values, _ = policy_forward(model, make_input(batch, device=torch.device("cpu")))
@@ -159,7 +159,7 @@ def _distance(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     return max((a - b).abs().max().item() for a, b in zip(got, wanted, strict=True))
 
 
-def micro_batch_of(rows: Sequence[Sequence[Segment]]) -> tuple[MicroBatch, list[list[int]]]:
+def micro_batch_of(rows: Sequence[Sequence[SamplePart]]) -> tuple[MicroBatch, list[list[int]]]:
     """Return a micro-batch of these rows, and the number of loss tokens of each segment."""
     length = max(sum(len(segment.token_ids) for segment in row) for row in rows)
     token_ids, position_ids = np.zeros((2, len(rows), length), dtype=np.int64)

@@ -24,7 +24,7 @@ from producer.environments.episode import (
 from producer.environments.episode_host import EpisodeCalls
 from producer.environments.recorder import ConversationTree
 from producer.environments.returned_steps import rewards_of
-from producer.environments.trajectories import Node
+from producer.environments.trajectories import AnswerNode
 
 Ending = Literal["done", "turns", "tokens"]
 
@@ -106,13 +106,13 @@ class EpisodePlayer:
             self._messages += [message, *self._as_messages(observation)]
         return await self._ended("turns", node)
 
-    async def _ended(self, ending: Ending, node: Node) -> Ending:
+    async def _ended(self, ending: Ending, node: AnswerNode) -> Ending:
         """Record the rewards that are due as a limit has ended the episode."""
         for name, value in (await self._calls.truncated()).items():
             self._tree.add_reward(node, name, value)
         return ending
 
-    async def _reset(self, task: EpisodeTask, prompt_ids: Sequence[int]) -> tuple[Node, Mapping[str, Any] | None]:
+    async def _reset(self, task: EpisodeTask, prompt_ids: Sequence[int]) -> tuple[AnswerNode, Mapping[str, Any] | None]:
         """Return the node of the episode's own prompt, or the dataset's, and the sampling of the first turn."""
         begin = time.perf_counter()
         start = await self._calls.reset(task)

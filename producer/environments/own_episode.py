@@ -8,12 +8,12 @@ from typing import Any
 
 from coati_rl.errors import ConfigError
 from coati_rl.plugins import load_function, load_module
-from producer.environments.compatible.forms import Form, form_of, object_of
+from producer.environments.compatible.forms import AgentForm, form_of, object_of
 from producer.environments.compatible.run_limits import RunLimits
 from producer.environments.textarena_game import PREFIX, TextArenaEpisode, check_game
 
 
-def episode_factory(name: str, arguments: Mapping[str, Any], limits: RunLimits | None = None) -> Form:
+def episode_factory(name: str, arguments: Mapping[str, Any], limits: RunLimits | None = None) -> AgentForm:
     """Return what makes the object of an episode; none is made here.
 
     Args:
@@ -27,7 +27,7 @@ def episode_factory(name: str, arguments: Mapping[str, Any], limits: RunLimits |
         game = name.removeprefix(PREFIX)
         if limits is None:  # a check
             check_game(game, arguments)
-        return Form(make=functools.partial(TextArenaEpisode, game, arguments))
+        return AgentForm(make=functools.partial(TextArenaEpisode, game, arguments))
     is_file = name.endswith(".py")
     module = load_module(Path(name if is_file else name.rpartition(":")[0]), name, flag="--env")
     made = object_of(module, name) if is_file else load_function(name, flag="--env")
@@ -44,4 +44,4 @@ def episode_factory(name: str, arguments: Mapping[str, Any], limits: RunLimits |
     except (TypeError, ValueError) as error:
         given = ", ".join(arguments) or "nothing"
         raise ConfigError(f"--env-arg: {name} is given {given}, and does not take these: {error}") from error
-    return Form(make=functools.partial(made, **arguments))
+    return AgentForm(make=functools.partial(made, **arguments))

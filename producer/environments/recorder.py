@@ -17,7 +17,7 @@ from coati_rl.errors import RolloutError
 from coati_rl.types import Completion, Trajectory
 from producer.environments.chat import ChatTemplate, TemplateError, arguments_of, plain_message
 from producer.environments.episode import Message, Observation
-from producer.environments.trajectories import Node, leaves, make_trajectories
+from producer.environments.trajectories import AnswerNode, leaves, make_trajectories
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class Context:
     token_ids: tuple[int, ...]
     text: str  # of these tokens, special ones included
     messages: tuple[Message, ...]  # before the answer
-    node: Node | None  # that the answer follows; None: the conversation is not known
+    node: AnswerNode | None  # that the answer follows; None: the conversation is not known
     is_fork: bool  # rendered anew: its tokens do not begin with the node's
     answer_so_far: Message | None = None  # which the answer continues, since text or nothing was appended to it
 
@@ -45,8 +45,8 @@ class ConversationTree:
         self._template = template
         self._episode = episode
         self._prompt_ids = None if prompt_ids is None else tuple(prompt_ids)
-        self._answers: list[Node] = []
-        self._by_messages: dict[tuple[object, ...], Node] = {}  # by the identities of the conversation's messages
+        self._answers: list[AnswerNode] = []
+        self._by_messages: dict[tuple[object, ...], AnswerNode] = {}  # by the identities of the conversation's messages
 
     def start(
         self,
@@ -54,7 +54,7 @@ class ConversationTree:
         messages: Sequence[Message] = (),
         *,
         tools: Sequence[dict[str, Any]] | None = None,
-    ) -> Node:
+    ) -> AnswerNode:
         """Return the prompt, which an episode begins with.
 
         Args:
@@ -71,10 +71,10 @@ class ConversationTree:
             text, plain = "", ()
         if not plain or self._template.encode(text) != ids:
             text = self._template.decode(ids)
-        return self._keep(Node(token_ids=ids, text=text, messages=plain, num_context=len(ids)))
+        return self._keep(AnswerNode(token_ids=ids, text=text, messages=plain, num_context=len(ids)))
 
     def extend(
-        self, node: Node, observation: Observation = None, *, tools: Sequence[dict[str, Any]] | None = None
+        self, node: AnswerNode, observation: Observation = None, *, tools: Sequence[dict[str, Any]] | None = None
     ) -> Context:
         """Return the context of the next answer after an observation.
 
@@ -123,7 +123,7 @@ class ConversationTree:
             is_fork=bool(self._answers),
         )
 
-    def add(self, context: Context, completion: Completion, *, temperature: float, message: Message) -> Node:
+    def add(self, context: Context, completion: Completion, *, temperature: float, message: Message) -> AnswerNode:
         """Record an answer.
 
         Args:
@@ -136,7 +136,7 @@ class ConversationTree:
         said = plain_message(message)
         if context.answer_so_far is not None:
             said = _joined(context.answer_so_far, said)
-        node = Node(
+        node = AnswerNode(
             token_ids=context.token_ids + sampled,
             text=context.text + self._template.decode_after(context.token_ids, sampled),
             messages=(*context.messages, said) if context.messages else (),
@@ -149,7 +149,7 @@ class ConversationTree:
         self._answers.append(node)
         return self._keep(node)
 
-    def add_reward(self, node: Node, name: str, value: float) -> None:
+    def add_reward(self, node: AnswerNode, name: str, value: float) -> None:
         """Give a reward at an answer's last token."""
         if node.completion is None:
             raise ValueError("a reward is given to an answer, and the prompt is none")
@@ -170,7 +170,7 @@ class ConversationTree:
         """
         return [[_as_json(message) for message in leaf.messages] or leaf.text for leaf in leaves(self._answers)]
 
-    def _append(self, node: Node, token_ids: tuple[int, ...], text: str) -> Context:
+    def _append(self, node: AnswerNode, token_ids: tuple[int, ...], text: str) -> Context:
         """Append to the tokens; the next answer is part of the message that they belong to."""
         messages, so_far = node.messages, None
         if node.completion is not None and messages:
@@ -186,7 +186,7 @@ class ConversationTree:
             answer_so_far=so_far,
         )
 
-    def _follow(self, node: Node, new: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> Context:
+    def _follow(self, node: AnswerNode, new: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> Context:
         """Return the recorded tokens and the bridge to the next answer; where there is none, a fork."""
         if not node.messages:
             raise RolloutError(
@@ -203,7 +203,7 @@ class ConversationTree:
             is_fork=is_fork,
         )
 
-    def _keep(self, node: Node) -> Node:
+    def _keep(self, node: AnswerNode) -> AnswerNode:
         if node.messages:
             self._by_messages[tuple(identity(message) for message in node.messages)] = node
         return node

@@ -13,21 +13,23 @@ from producer.environments.episode import Message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Node:
+class AnswerNode:
     """Hold an answer and all before it; the prompt is a node without an answer."""
 
     token_ids: tuple[int, ...]  # int[L], the context's and the answer's
     text: str  # of these tokens, special ones included
     messages: tuple[Message, ...]  # the conversation, the answer last; empty if it is not one of messages
     num_context: int  # tokens before the answer
-    parent: "Node | None" = None  # whose tokens these begin with; None: the prompt, or rendered anew
+    parent: "AnswerNode | None" = None  # whose tokens these begin with; None: the prompt, or rendered anew
     index: int = -1  # of the answer in the episode, from 0; -1: there is none
     completion: Completion | None = None  # as the engine gave it
     temperature: float = 1.0  # that it was sampled at
     rewards: list[tuple[str, float]] = field(default_factory=list)  # by name
 
 
-def make_trajectories(answers: Sequence[Node], prompt_ids: Sequence[int], *, episode: int) -> tuple[Trajectory, ...]:
+def make_trajectories(
+    answers: Sequence[AnswerNode], prompt_ids: Sequence[int], *, episode: int
+) -> tuple[Trajectory, ...]:
     """Return one trajectory for each leaf, by when the leaves were sampled.
 
     Each holds in its loss the answers on its path that no earlier one holds.
@@ -49,13 +51,13 @@ def make_trajectories(answers: Sequence[Node], prompt_ids: Sequence[int], *, epi
     return tuple(found) if found or not prompt_ids else (_unanswered(prompt, episode=episode),)
 
 
-def leaves(answers: Sequence[Node]) -> list[Node]:
+def leaves(answers: Sequence[AnswerNode]) -> list[AnswerNode]:
     """Return the answers that no other one continues, in order: the ends of the trajectories."""
     continued = {id(node.parent) for node in answers}
     return [node for node in answers if id(node) not in continued]
 
 
-def _trajectory(token_ids: np.ndarray, own: Sequence[Node], prefix: SharedPrefix, *, episode: int) -> Trajectory:
+def _trajectory(token_ids: np.ndarray, own: Sequence[AnswerNode], prefix: SharedPrefix, *, episode: int) -> Trajectory:
     """Return the trajectory of some tokens, with the answers that it owns in its loss."""
     answered = [(node, node.completion) for node in own if node.completion is not None]
     loss_mask = np.zeros(len(token_ids), dtype=bool)
@@ -110,7 +112,7 @@ def _unanswered(prompt: np.ndarray, *, episode: int) -> Trajectory:
     )
 
 
-def _path(leaf: Node) -> list[Node]:
+def _path(leaf: AnswerNode) -> list[AnswerNode]:
     """Return the answers whose tokens a leaf's begin with, and the leaf, in order."""
     path = [leaf]
     while (parent := path[-1].parent) is not None and parent.completion is not None:

@@ -17,10 +17,10 @@ from coati_rl.types import Completion
 from producer.environments.chat import ChatTemplate
 from producer.environments.episode import Message
 from producer.environments.recorder import Context, ConversationTree
-from producer.environments.trajectories import Node
+from producer.environments.trajectories import AnswerNode
 from producer.gateway.api_error import ApiError
 from producer.gateway.requests import ChatRequest, CompletionRequest
-from producer.gateway.session import Place
+from producer.gateway.session import ContextPlace
 from producer.tools.call_formats import ToolCall, ToolCallFormat, answer_text, tool_format_for
 from producer.tools.tool import Schema, name_of, typed_arguments
 
@@ -136,7 +136,7 @@ class UnrecordedConversation:
     def __init__(self, language: Language) -> None:
         self._language = language
 
-    def chat(self, request: ChatRequest) -> Place:
+    def chat(self, request: ChatRequest) -> ContextPlace:
         """See `Conversation`."""
         self._language.check_tools(request)
         variables = self._language.variables(request)
@@ -144,7 +144,7 @@ class UnrecordedConversation:
         tokens = self._language.template.prompt(request.messages, tools=tools, variables=variables)
         return _Rendered(token_ids=tokens)
 
-    def text(self, request: CompletionRequest) -> Place:
+    def text(self, request: CompletionRequest) -> ContextPlace:
         """See `Conversation`."""
         return _Rendered(token_ids=self._language.encode_prompt(request.prompt))
 
@@ -153,7 +153,7 @@ class UnrecordedConversation:
         return self._language.answer(completion, text, request, turn=0)
 
     def record(
-        self, place: Place, completion: Completion, *, temperature: float, message: Message, seconds: float
+        self, place: ContextPlace, completion: Completion, *, temperature: float, message: Message, seconds: float
     ) -> None:
         """See `Conversation`; nothing is kept."""
 
@@ -174,7 +174,7 @@ class _TextPlace:
 class _TextAnswer:
     """Hold a recorded answer to a raw prompt."""
 
-    node: Node
+    node: AnswerNode
     text: str | None  # prompt and answer as the client has them; None if they cannot be continued as text
     token_ids: tuple[int, ...]  # of that text: the node's, without a last one that is not in it
 
@@ -186,12 +186,12 @@ class RecordedConversation:
         self._language = language
         self._tree = tree
         self._texts: list[_TextAnswer] = []
-        self.last: Node | None = None  # answer that was recorded
+        self.last: AnswerNode | None = None  # answer that was recorded
         self.turns: list[dict[str, Any]] = []  # of each answer: its context and its tokens, for the rollout's record
         self._answered_at = time.perf_counter()  # the last call
         self._waited_s = 0.0  # from there to the call that came last: what the agent took
 
-    def chat(self, request: ChatRequest) -> Place:
+    def chat(self, request: ChatRequest) -> ContextPlace:
         """See `Conversation`."""
         self._waited_s = time.perf_counter() - self._answered_at
         for name in ("chat_template_kwargs", "reasoning_effort"):
@@ -201,7 +201,7 @@ class RecordedConversation:
         self._language.check_tools(request)
         return self._tree.find(request.messages, tools=request.offered_tools or ())
 
-    def text(self, request: CompletionRequest) -> Place:
+    def text(self, request: CompletionRequest) -> ContextPlace:
         """See `Conversation`. An answer's last token that is not in its text is left out, which makes a fork."""
         self._waited_s = time.perf_counter() - self._answered_at
         prompt = request.prompt
@@ -217,7 +217,7 @@ class RecordedConversation:
         return self._language.answer(completion, text, request, turn=len(self.turns))
 
     def record(
-        self, place: Place, completion: Completion, *, temperature: float, message: Message, seconds: float
+        self, place: ContextPlace, completion: Completion, *, temperature: float, message: Message, seconds: float
     ) -> None:
         """See `Conversation`."""
         context = place.context if isinstance(place, _TextPlace) else place
@@ -255,7 +255,7 @@ class RecordedConversation:
         known = [each for each in self._texts if token_ids[: len(each.node.token_ids)] == each.node.token_ids]
         return max(known, key=lambda each: len(each.node.token_ids), default=None), token_ids
 
-    def _text_answer(self, place: _TextPlace, node: Node, content: str) -> _TextAnswer:
+    def _text_answer(self, place: _TextPlace, node: AnswerNode, content: str) -> _TextAnswer:
         template, num_context = self._language.template, node.num_context
         for end in (len(node.token_ids), len(node.token_ids) - 1):
             shown = node.token_ids[num_context:end]

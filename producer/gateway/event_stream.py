@@ -14,7 +14,7 @@ from coati_rl.types import TokenChunk
 from producer.gateway.api_error import ApiError
 from producer.gateway.replies import ReplyWriter
 from producer.gateway.requests import ChatRequest, CompletionRequest
-from producer.gateway.session import Answers, Session
+from producer.gateway.session import RequestSamples, Session
 
 
 class EventStream:
@@ -58,7 +58,7 @@ class EventStream:
         """End the call if it is not done."""
         self._call.cancel()
 
-    def _end_queue(self, call: "asyncio.Task[Answers]") -> None:
+    def _end_queue(self, call: "asyncio.Task[RequestSamples]") -> None:
         _ = call.cancelled() or call.exception()  # else asyncio logs that nobody has looked at it
         self._queue.put_nowait(None)
 
@@ -74,7 +74,7 @@ class EventStream:
         if shown or self._request.with_logprobs or (is_first and not self._is_chat):
             yield self._writer.piece(index, shown, chunk)
 
-    def _end(self, answers: Answers) -> Iterator[dict[str, Any]]:
+    def _end(self, answers: RequestSamples) -> Iterator[dict[str, Any]]:
         for index, answer in enumerate(answers.choices):
             if index not in self._num_sent and self._is_chat:
                 yield self._writer.first(index)

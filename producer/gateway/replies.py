@@ -13,7 +13,7 @@ import numpy as np
 from coati_rl.types import TokenChunk
 from producer.gateway.requests import ChatRequest, CompletionRequest
 from producer.gateway.served_models import ServedModel
-from producer.gateway.session import Answer, Answers
+from producer.gateway.session import Answer, RequestSamples
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -34,7 +34,7 @@ class ReplyWriter:
             **({} if model.fingerprint is None else {"system_fingerprint": model.fingerprint}),
         }
 
-    def whole(self, answers: Answers) -> dict[str, Any]:
+    def whole(self, answers: RequestSamples) -> dict[str, Any]:
         """Return the reply without a stream."""
         choices = [self._choice(index, answer) for index, answer in enumerate(answers.choices)]
         kind = "chat.completion" if self._is_chat else "text_completion"
@@ -58,7 +58,7 @@ class ReplyWriter:
             delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(calls)]
         return self._chunk(index, {"delta": delta}, finish_reason=answer.finish_reason)
 
-    def usage(self, answers: Answers) -> dict[str, Any]:
+    def usage(self, answers: RequestSamples) -> dict[str, Any]:
         """Return the chunk after the last choice, where stream_options ask for it."""
         return {**self._head, "object": self._chunk_kind, "choices": [], "usage": _usage(answers)}
 
@@ -102,7 +102,7 @@ def _told_token(token: str, logprob: float) -> dict[str, Any]:
     return {"token": token, "logprob": logprob, "bytes": None if is_part else [*token.encode()], "top_logprobs": []}
 
 
-def _usage(answers: Answers) -> dict[str, int]:
+def _usage(answers: RequestSamples) -> dict[str, int]:
     num_sampled = sum(len(answer.completion.token_ids) for answer in answers.choices)
     return {
         "prompt_tokens": answers.num_prompt_tokens,

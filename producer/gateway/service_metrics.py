@@ -15,7 +15,7 @@ from coati_rl.errors import EngineError
 from coati_rl.protocols import GenerationEngine
 from producer.gateway.api_error import ApiError
 from producer.gateway.requests import ChatRequest, CompletionRequest
-from producer.gateway.session import Answers, OnText, Session
+from producer.gateway.session import OnText, RequestSamples, Session
 
 _MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus
 _CLIENT_GONE, _INTERNAL = 499, 500  # statuses of a call whose client has gone, and of an error that is ours
@@ -31,7 +31,7 @@ class CountedSession(Session):
         self.num_generated_tokens = 0
         self.num_in_flight = 0
 
-    async def call(self, request: ChatRequest | CompletionRequest, on_text: OnText | None = None) -> Answers:
+    async def call(self, request: ChatRequest | CompletionRequest, on_text: OnText | None = None) -> RequestSamples:
         """See `Session.call`."""
         status = _INTERNAL
         self.num_in_flight += 1

@@ -33,7 +33,7 @@ class Sample(Protocol):
         """See `producer.environments.environment.Generate`."""
 
 
-class Place(Protocol):
+class ContextPlace(Protocol):
     """Hold a context that the engine is given, and where in the conversation it is."""
 
     @property
@@ -41,20 +41,20 @@ class Place(Protocol):
         """Return the tokens of the context."""
 
 
-class Conversation(Protocol):
+class SessionConversation(Protocol):
     """Turn requests into contexts, and keep what was sampled in them."""
 
-    def chat(self, request: ChatRequest) -> Place:
+    def chat(self, request: ChatRequest) -> ContextPlace:
         """Return the context of messages. Raises: RolloutError if the template cannot render them."""
 
-    def text(self, request: CompletionRequest) -> Place:
+    def text(self, request: CompletionRequest) -> ContextPlace:
         """Return the context of raw text or tokens. Raises: RolloutError for tokens that there are not."""
 
     def parse(self, completion: Completion, text: str, request: ChatRequest) -> Message:
         """Return an answer as a message: `text` as its content, or the calls of tools that the request offers."""
 
     def record(
-        self, place: Place, completion: Completion, *, temperature: float, message: Message, seconds: float
+        self, place: ContextPlace, completion: Completion, *, temperature: float, message: Message, seconds: float
     ) -> None:
         """Keep an answer, which the engine took some seconds for."""
 
@@ -73,7 +73,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answers:
+class RequestSamples:
     """Hold all samples of a request."""
 
     num_prompt_tokens: int
@@ -85,7 +85,7 @@ class Session:
 
     def __init__(
         self,
-        conversation: Conversation,
+        conversation: SessionConversation,
         sample: Sample,
         rules: SamplingRules,
         *,
@@ -113,7 +113,7 @@ class Session:
         self.fault: str | None = None  # why the engine or the gateway has failed a call that the client may make
         self._is_closed = False
 
-    async def call(self, request: ChatRequest | CompletionRequest, on_text: OnText | None = None) -> Answers:
+    async def call(self, request: ChatRequest | CompletionRequest, on_text: OnText | None = None) -> RequestSamples:
         """Sample the answers of a request and record them.
 
         Args:
@@ -139,10 +139,10 @@ class Session:
                         message = talk.parse(completion, text.text, request)
                     talk.record(place, completion, temperature=temperature, message=message, seconds=seconds)
                     choices.append(Answer(message=message, completion=completion))
-                return Answers(num_prompt_tokens=len(place.token_ids), choices=tuple(choices))
+                return RequestSamples(num_prompt_tokens=len(place.token_ids), choices=tuple(choices))
 
     async def _sampled(
-        self, place: Place, num_samples: int, changes: dict[str, Any], on_tokens: OnTokens | None
+        self, place: ContextPlace, num_samples: int, changes: dict[str, Any], on_tokens: OnTokens | None
     ) -> tuple[Completion, ...]:
         """Ask the engine. Raises: ApiError(503) if it fails, which is noted; ContextLengthError; RunError."""
         try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from coati_rl.data.ground_truth import ANSWER_KEYS, ground_truth, required_truth
 from coati_rl.errors import ConfigError
-from coati_rl.reward_spec import NO_COLUMNS, Columns
+from coati_rl.reward_spec import NO_COLUMNS, RewardColumns
 from coati_rl.types import Problem, Score
 from rewards.commands.command_arguments import add_reward_arguments, reward_spec
 from rewards.registry import columns_of, needs_ground_truth
@@ -61,7 +61,7 @@ def parse_line(
     answer_key: str | None = None,
     *,
     needs_truth: bool = True,
-    columns: Columns = NO_COLUMNS,
+    columns: RewardColumns = NO_COLUMNS,
 ) -> tuple[str, Problem]:
     """Read the response and the problem of a line.
 

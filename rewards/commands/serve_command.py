@@ -24,7 +24,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.processes.http_server import listen, server_config, url_of
 from coati_rl.reward_spec import public_reward_type
 from rewards.commands.command_arguments import add_reward_arguments, reward_spec
-from rewards.remote.service import Limits, ScoringQueue, make_app
+from rewards.remote.service import RequestLimits, ScoringQueue, make_app
 from rewards.remote.wire import MIN_TOKEN_LENGTH, TOKEN_VARIABLE, is_token
 from rewards.scoring import open_scorer
 
@@ -36,7 +36,7 @@ _MAX_HEADER_BYTES = 64 << 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `serve`."""
-    limits = Limits()
+    limits = RequestLimits()
     add_reward_arguments(parser)
     parser.add_argument("--num-workers", type=int, default=_num_cores(), help="scoring processes (default: all cores)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, loopback)")
@@ -171,11 +171,11 @@ def _read_token(path: Path | None) -> str:
     return token
 
 
-def _limits(options: argparse.Namespace) -> Limits:
+def _limits(options: argparse.Namespace) -> RequestLimits:
     for flag in ("max_body_mb", "max_responses", "max_queued", "request_timeout_s"):
         if not getattr(options, flag) > 0:
             raise ConfigError(f"--{flag.replace('_', '-')} is {getattr(options, flag)}: it must be positive")
-    return Limits(
+    return RequestLimits(
         max_body_bytes=options.max_body_mb << 20,
         max_responses=options.max_responses,
         max_queued=options.max_queued,

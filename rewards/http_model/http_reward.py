@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
-from coati_rl.http_call import CallError, call, check_url, new_client, run
+from coati_rl.http_call import HttpCallError, call, check_url, new_client, run
 from coati_rl.reward_url import filled_in, without_secrets
 from coati_rl.text import shorten
 from coati_rl.types import Problem, Score
@@ -63,7 +63,7 @@ class HttpReward:
         try:
             reply = run(self._post(json.dumps(body).encode()))
             return iter(_scores(reply, len(queries), self._correct_from))
-        except (CallError, ValueError, OverflowError) as error:
+        except (HttpCallError, ValueError, OverflowError) as error:
             reason = without_secrets(str(error), self._url, self._secrets)
             return iter([invalid_score(f"the reward model {self._name}: {reason}")] * len(queries))
 

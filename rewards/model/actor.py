@@ -23,7 +23,7 @@ from coati_rl.processes.heartbeats import Heartbeat
 from coati_rl.runtime.ray_heartbeats import actor_heartbeat
 from coati_rl.text import shorten
 from coati_rl.types import Device
-from rewards.model.judgement import Conversation, Judgement
+from rewards.model.judgement import JudgedConversation, Judgement
 from rewards.model.request_batcher import RequestBatcher
 from rewards.model.reward_model import RewardModel
 
@@ -54,7 +54,7 @@ class RewardModelActor:
         """Score requests until the actor is killed."""
         self._batcher.run()
 
-    def score(self, conversations: Sequence[Conversation]) -> list[Judgement]:
+    def score(self, conversations: Sequence[JudgedConversation]) -> list[Judgement]:
         """Score conversations, together with those of concurrent calls."""
         return self._batcher.submit(conversations).result()
 
@@ -64,7 +64,7 @@ class RewardModelActor:
         return actor_heartbeat()
 
 
-class RemoteModel:
+class RewardModelActors:
     """Implement `ModelClient` with actors that hold copies of one model.
 
     A request goes to the copy with the fewest requests of this client. No time limit: an actor that is dead or hangs is
@@ -75,10 +75,10 @@ class RemoteModel:
     """
 
     @staticmethod
-    def find(names: Sequence[str]) -> "RemoteModel":
+    def find(names: Sequence[str]) -> "RewardModelActors":
         """Return a client of the run's actors with these names. Raises: PeerLostError if one has ended."""
         try:
-            return RemoteModel([ray.get_actor(name) for name in names])
+            return RewardModelActors([ray.get_actor(name) for name in names])
         except ValueError as error:  # raised by Ray if there is no such actor
             raise PeerLostError(f"{', '.join(names)}: a reward model has ended") from error
 
@@ -88,7 +88,7 @@ class RemoteModel:
         self._num_open = [0] * len(self._handles)
         self._turn = itertools.cycle(range(len(self._handles)))
 
-    def submit(self, conversations: Sequence[Conversation]) -> "Future[list[Judgement]]":
+    def submit(self, conversations: Sequence[JudgedConversation]) -> "Future[list[Judgement]]":
         """See `ModelClient.submit`. A failed call is a problem of each conversation."""
         judged: Future[list[Judgement]] = Future()
         judged.set_running_or_notify_cancel()

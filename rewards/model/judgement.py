@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Conversation:
+class JudgedConversation:
     """Hold what is scored: messages and the response to them, or texts where there are no messages."""
 
     messages: tuple[dict[str, Any], ...]  # before the response
@@ -26,7 +26,7 @@ class Judgement:
 class ModelClient(Protocol):
     """Score conversations by a reward model, in this process or another."""
 
-    def submit(self, conversations: Sequence[Conversation]) -> "Future[list[Judgement]]":
+    def submit(self, conversations: Sequence[JudgedConversation]) -> "Future[list[Judgement]]":
         """Score in the background. Returns: a future of one judgement each, in order, which does not fail."""
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from coati_rl.text import shorten
 from coati_rl.types import Problem, Score
-from rewards.model.judgement import Conversation, Judgement, ModelClient
+from rewards.model.judgement import JudgedConversation, Judgement, ModelClient
 from rewards.model.request_batcher import LocalModel
 from rewards.reward import bounded, invalid_score
 
@@ -40,7 +40,7 @@ class ModelScorer:
             return scores
         judged = self._client.submit(
             [
-                Conversation(messages=problem.messages, response=response, prompt=problem.prompt)
+                JudgedConversation(messages=problem.messages, response=response, prompt=problem.prompt)
                 for response in responses
             ]
         )

@@ -13,16 +13,16 @@ from typing import Protocol
 
 from coati_rl.observability.phases import PHASES
 from coati_rl.text import shorten
-from rewards.model.judgement import Conversation, Judgement
+from rewards.model.judgement import JudgedConversation, Judgement
 
 logger = logging.getLogger(__name__)
 
 MAX_CONVERSATIONS = 256  # that are scored before requests are answered, unless one request has more
-_Request = tuple[Sequence[Conversation], "Future[list[Judgement]]"]
+_Request = tuple[Sequence[JudgedConversation], "Future[list[Judgement]]"]
 
 
 class _Model(Protocol):
-    def score(self, conversations: Sequence[Conversation]) -> list[Judgement]: ...
+    def score(self, conversations: Sequence[JudgedConversation]) -> list[Judgement]: ...
 
 
 class RequestBatcher:
@@ -40,7 +40,7 @@ class RequestBatcher:
         if self._model is None:
             self._model = self._load()
 
-    def submit(self, conversations: Sequence[Conversation]) -> "Future[list[Judgement]]":
+    def submit(self, conversations: Sequence[JudgedConversation]) -> "Future[list[Judgement]]":
         """See `ModelClient.submit`."""
         future: Future[list[Judgement]] = Future()
         future.set_running_or_notify_cancel()  # it cannot be cancelled
@@ -83,7 +83,7 @@ class RequestBatcher:
                 size += len(taken[-1][0])
             return taken
 
-    def _judge(self, conversations: Sequence[Conversation]) -> list[Judgement]:
+    def _judge(self, conversations: Sequence[JudgedConversation]) -> list[Judgement]:
         try:
             self.load()
             assert self._model is not None  # noqa: S101 - `load` made it

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rewards.model.judgement import Conversation, Judgement
+from rewards.model.judgement import JudgedConversation, Judgement
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class RewardModel:
         text_config = self._model.config.get_text_config()
         self._max_tokens = int(getattr(text_config, "max_position_embeddings", 0) or 0) or math.inf
 
-    def score(self, conversations: Sequence[Conversation]) -> list[Judgement]:
+    def score(self, conversations: Sequence[JudgedConversation]) -> list[Judgement]:
         """Return a judgement of each conversation, in order; one that cannot be scored has its problem."""
         judgements: dict[int, Judgement] = {}
         sequences: dict[int, list[int]] = {}
@@ -63,7 +63,7 @@ class RewardModel:
             judgements |= {index: _judgement(reward) for index, reward in zip(indices, rewards, strict=True)}
         return [judgements[index] for index in range(len(conversations))]
 
-    def _tokens(self, conversation: Conversation) -> list[int]:
+    def _tokens(self, conversation: JudgedConversation) -> list[int]:
         if not conversation.messages:
             tokens: list[int] = self._tokenizer(conversation.prompt + conversation.response)["input_ids"]
             return tokens

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from coati_rl import __version__
 from coati_rl.errors import ConfigError, RunError
-from coati_rl.http_call import CallError, CallRefusedError, call, check_url, new_client, run
+from coati_rl.http_call import CallRefusedError, HttpCallError, call, check_url, new_client, run
 from coati_rl.reward_spec import public_reward_type
 from coati_rl.text import shorten
 from coati_rl.types import Problem, Score
@@ -143,7 +143,7 @@ class RemoteScorer:
                 self._client, "POST", f"{self._url}/score", deadline=deadline, body=group.body, headers=self._headers
             )
             scores = parse_reply(body, group.num_responses)
-        except (CallError, ValueError) as error:
+        except (HttpCallError, ValueError) as error:
             self._note(str(error))
             scores = _invalid(group, str(error))
         except Exception as error:  # noqa: BLE001 - an internal error; the group's future must be resolved
@@ -208,7 +208,7 @@ async def _check(url: str, headers: dict[str, str], reward_type: str | None) -> 
             parse_reply(reply, 0)
     except CallRefusedError as error:
         raise ConfigError(f"{FLAG} {url}: {error}; {_remedy(error.status)}") from error
-    except (CallError, ValidationError, ValueError) as error:
+    except (HttpCallError, ValidationError, ValueError) as error:
         raise ConfigError(
             f"{FLAG} {url}: no reward service answers there: {' '.join(str(error).split())}; "
             f"start one with python -m rewards serve, or correct the address"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # it imports torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class RequestLimits:
     """Hold the limits of requests."""
 
     max_body_bytes: int = 16 << 20
@@ -119,7 +119,7 @@ class ScoringQueue:
             self._failure = failure
 
 
-def make_app(queue: ScoringQueue, token: str, limits: Limits) -> FastAPI:
+def make_app(queue: ScoringQueue, token: str, limits: RequestLimits) -> FastAPI:
     """Build the application, without documentation pages, which would need neither token nor limit."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
 
@@ -157,7 +157,7 @@ def _require_token(request: Request, token: str) -> None:
         raise HTTPException(401, f'{problem}: send "Authorization: Bearer TOKEN"', {"WWW-Authenticate": "Bearer"})
 
 
-async def _read_body(request: Request, limits: Limits) -> bytes:
+async def _read_body(request: Request, limits: RequestLimits) -> bytes:
     """Return the body; both its announced and its actual length are limited."""
     too_large = HTTPException(413, f"the body is larger than {limits.max_body_bytes} bytes")
     if int(request.headers.get("content-length", "0")) > limits.max_body_bytes:
@@ -176,7 +176,7 @@ async def _read_body(request: Request, limits: Limits) -> bytes:
     return bytes(body)
 
 
-def _parse(body: bytes, reward_type: str, limits: Limits) -> ScoreRequest:
+def _parse(body: bytes, reward_type: str, limits: RequestLimits) -> ScoreRequest:
     try:
         request = ScoreRequest.model_validate_json(body)
     except ValidationError as error:
@@ -188,7 +188,7 @@ def _parse(body: bytes, reward_type: str, limits: Limits) -> ScoreRequest:
     return request
 
 
-async def _score(queue: ScoringQueue, request: ScoreRequest, limits: Limits) -> list[Score]:
+async def _score(queue: ScoringQueue, request: ScoreRequest, limits: RequestLimits) -> list[Score]:
     if not request.responses:
         return []
     try:

@@ -26,7 +26,7 @@ from coati_rl.types import Problem, Score
 from rewards.registry import make_reward
 from rewards.reward import invalid_score, only_computes
 from rewards.workers.fork_server import ForkServer, StartError, Worker, WorkerLostError
-from rewards.workers.task import Group, Task
+from rewards.workers.task import ResponseGroup, ScoringTask
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ class RewardPool:
         self._is_closed = False
         self._pids: tuple[int, ...] = ()  # of the running processes; replaced as a whole for other threads
         # From here on: used by the pool's thread only.
-        self._queue: deque[Task] = deque()
-        self._unsettled: set[Group] = set()
+        self._queue: deque[ScoringTask] = deque()
+        self._unsettled: set[ResponseGroup] = set()
         self._workers: list[Worker] = []
         self._num_failures = 0  # failed starts and ends of the processes since the last score
         self._loop = asyncio.new_event_loop()
@@ -80,7 +80,7 @@ class RewardPool:
         Raises: RunError if the pool is closed.
         """
         chunk_size = -(-len(responses) // self._num_workers)
-        group = Group(responses, problem, chunk_size=chunk_size if self._is_chunked else 1)
+        group = ResponseGroup(responses, problem, chunk_size=chunk_size if self._is_chunked else 1)
         with self._lock:
             if self._is_closed:
                 raise RunError("the reward pool is closed")
@@ -167,7 +167,7 @@ class RewardPool:
 
     async def _keep_worker(self, server: ForkServer) -> None:
         """Use a worker, and start another one when it has ended."""
-        interrupted: list[Task] = []
+        interrupted: list[ScoringTask] = []
         try:
             while True:
                 worker = await server.start_worker(on_end=self._has_work.set)
@@ -185,7 +185,7 @@ class RewardPool:
         finally:
             self._put_back(interrupted)
 
-    async def _give_work(self, worker: Worker) -> list[Task]:
+    async def _give_work(self, worker: Worker) -> list[ScoringTask]:
         """Send chunks to a worker until it has ended or must be ended. Returns: the task that was interrupted."""
         while await self._until_work(worker):
             chunk = self._next_chunk()
@@ -214,7 +214,7 @@ class RewardPool:
             await self._has_work.wait()
         return True
 
-    async def _score(self, worker: Worker, chunk: deque[Task]) -> None:
+    async def _score(self, worker: Worker, chunk: deque[ScoringTask]) -> None:
         """Score a chunk, removing finished tasks. Raises: TimeoutError for its first task; WorkerLostError."""
         worker.send(chunk[0].group.request(chunk[0].start, chunk[-1].stop))
         while chunk:
@@ -224,19 +224,19 @@ class RewardPool:
                 scores = await worker.scores(chunk[0].size, self._timeout_s)
             self._settle(chunk.popleft(), scores)
 
-    def _next_chunk(self) -> deque[Task]:
+    def _next_chunk(self) -> deque[ScoringTask]:
         chunk = deque([self._queue.popleft()])
         group = chunk[0].group
         while self._queue and self._queue[0].group is group and len(chunk) < group.chunk_size:
             chunk.append(self._queue.popleft())
         return chunk
 
-    def _put_back(self, tasks: Sequence[Task]) -> None:
+    def _put_back(self, tasks: Sequence[ScoringTask]) -> None:
         self._queue.extendleft(reversed(tasks))
         if tasks:
             self._has_work.set()
 
-    def _after_death(self, task: Task, reason: str = "") -> list[Task]:
+    def _after_death(self, task: ScoringTask, reason: str = "") -> list[ScoringTask]:
         """Return the task whose process died, to be scored again, or settle it as invalid after the last attempt."""
         num_deaths = task.num_deaths + 1
         if num_deaths < _MAX_ATTEMPTS:
@@ -244,12 +244,12 @@ class RewardPool:
         self._settle(task, [invalid_score(f"its scoring process died {num_deaths} times{reason}")] * task.size)
         return []
 
-    def _add(self, group: Group) -> None:
+    def _add(self, group: ResponseGroup) -> None:
         self._unsettled.add(group)
         self._queue.extend(group.tasks(is_batch=self._is_batch))
         self._has_work.set()
 
-    def _settle(self, task: Task, scores: Sequence[Score]) -> None:
+    def _settle(self, task: ScoringTask, scores: Sequence[Score]) -> None:
         self._num_failures = 0
         if task.group.settle(task.start, scores):
             self._unsettled.remove(task.group)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from coati_rl.types import Problem, Score
 
 
-class Group:
+class ResponseGroup:
     """Hold the responses of one `submit` and their scores; used by the pool's thread only.
 
     Args:
@@ -25,11 +25,11 @@ class Group:
         self._problem = json.dumps({name: getattr(problem, name) for name in problem.__dataclass_fields__})
         self._scores: dict[int, Score] = {}
 
-    def tasks(self, *, is_batch: bool) -> Iterator["Task"]:
+    def tasks(self, *, is_batch: bool) -> Iterator["ScoringTask"]:
         """Yield the tasks: one for a batch reward, else one per response."""
         size = len(self.responses) if is_batch else 1
         for start in range(0, len(self.responses), max(size, 1)):
-            yield Task(group=self, start=start, stop=start + size)
+            yield ScoringTask(group=self, start=start, stop=start + size)
 
     def request(self, start: int, stop: int) -> bytes:
         """Return the line that requests the scores of these responses from a worker."""
@@ -46,10 +46,10 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Task:
+class ScoringTask:
     """Hold responses start..stop of a group with a common time limit: one, or all for a batch reward."""
 
-    group: Group
+    group: ResponseGroup
     start: int
     stop: int
     num_deaths: int = 0  # processes that died while scoring it

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from coati_rl.errors import ConfigError, EngineError
-from coati_rl.http_call import CallError, CallRefusedError
+from coati_rl.http_call import CallRefusedError, HttpCallError
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import GenerationRequest, GenerationResult
@@ -123,7 +123,7 @@ class _ServedCore:
                 "/update_weight_version", {"new_version": self._version_name(self.policy_version)}, timeout_s=_SHORT_S
             )
             self._server.post("/resume", timeout_s=_SHORT_S)  # a run that was killed in a commit has paused it
-        except CallError as error:
+        except HttpCallError as error:
             raise EngineError(f"{self._server.url}: {error}") from error
         self._server.watch(self._lose)
 
@@ -149,7 +149,7 @@ class _ServedCore:
             try:
                 self._server.post("/inference/v1/abort_requests", body, timeout_s=_ABORT_S)
                 sent.reply.exception(timeout=_ABORT_AGAIN_S)
-            except (CallError, CancelledError, TimeoutError):
+            except (HttpCallError, CancelledError, TimeoutError):
                 continue
         if sent.reply.cancelled() or sent.reply.cancel():  # the server ends a request whose caller has gone
             return aborted_result(sent.request)
@@ -258,7 +258,7 @@ class _ServedCore:
             if error.status not in _REFUSED:
                 raise EngineError(f"{self._server.url}: {error}") from error
             return GenerationResult(request_id=sent.request.request_id, error=f"{self._server.url}: {error}")
-        except (CallError, ReplyError) as error:
+        except (HttpCallError, ReplyError) as error:
             raise EngineError(f"{self._server.url}: {error}") from error
         if sent.stream is not None:
             for index, completion in enumerate(completions):
@@ -271,7 +271,7 @@ class _ServedCore:
         token_ids, answer, reply = self._probes.pop(number)
         try:
             answer(read_probe(reply.result(), token_ids))
-        except (CallError, ReplyError) as error:
+        except (HttpCallError, ReplyError) as error:
             raise EngineError(f"{self._server.url}: a probe: {error}") from error
 
     def _decode(self, token_ids: Any) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.errors import ConfigError
-from coati_rl.http_call import CallError, CallRefusedError
+from coati_rl.http_call import CallRefusedError, HttpCallError
 from coati_rl.text import shorten
 from coati_rl.transport.manifest import TensorEntry
 from producer.engines.checkpoint import read_entries
@@ -52,7 +52,7 @@ def check_server(
     """
     try:
         server.get("/health", timeout_s=timeout_s)
-    except CallError as error:
+    except HttpCallError as error:
         raise ConfigError(
             f"-b {server.url}: no server answers there: {error}; start it, or correct the address"
         ) from error
@@ -71,7 +71,7 @@ def check_server(
 
 
 def checksums(server: Server, *, timeout_s: float) -> dict[str, set[str]]:
-    """Return the SHA-256 digests that the server's ranks compute of each parameter, by name. Raises: CallError."""
+    """Return the SHA-256 digests that the server's ranks compute of each parameter, by name. Raises: HttpCallError."""
     found: dict[str, set[str]] = {}
     reply = server.post("/weight_checker", {"action": "checksum"}, timeout_s=timeout_s).get("checksums")
     if not isinstance(reply, dict):
@@ -84,7 +84,7 @@ def checksums(server: Server, *, timeout_s: float) -> dict[str, set[str]]:
 def _settings(server: Server) -> Mapping[str, Any]:
     try:
         found = server.get("/server_info?config_format=json", timeout_s=_SETTINGS_S).get("vllm_config")
-    except CallError as error:
+    except HttpCallError as error:
         raise ConfigError(
             f"-b {server.url}: it does not say what it is ({shorten(error, 100)}); start vLLM's server with the "
             "environment variable VLLM_SERVER_DEV_MODE=1, where only this run can reach it"
@@ -130,7 +130,7 @@ def _generate_problems(server: Server) -> Iterator[str]:
     body = {"token_ids": [0], "sampling_params": {"max_tokens": 1, "temperature": 0.0, "logprobs": 0}}
     try:
         server.post("/inference/v1/generate", body, timeout_s=_ASK_S)
-    except CallError as error:
+    except HttpCallError as error:
         yield f"it does not continue token ids ({shorten(error, 100)}); start it with --enable-scale-out"
 
 
@@ -139,7 +139,7 @@ def _model_problems(server: Server, model: Path, facts: ServerFacts, settings: M
     try:
         reply = server.post("/collective_rpc", {"method": "get_model_inspection"}, timeout_s=_ASK_S)
         modules, names = str(reply["results"][0]), checksums(server, timeout_s=60.0).keys()
-    except (CallError, LookupError, TypeError) as error:
+    except (HttpCallError, LookupError, TypeError) as error:
         yield f"it does not say which model it serves ({shorten(error, 100)}); use vLLM 0.32"
         return
     other = f"it serves another model than {model}"
@@ -186,7 +186,7 @@ def _tokenizer_problems(server: Server, model: Path, tokenizer: Any) -> Iterator
     for text in (*_TEXTS, special, str(tokenizer.decode(list(range(0, len(tokenizer), step))))):
         try:
             reply = server.post("/tokenize", {"prompt": text, "add_special_tokens": False}, timeout_s=_ASK_S)
-        except CallError as error:
+        except HttpCallError as error:
             yield f"it does not tokenise ({shorten(error, 100)}); start it with the model's tokenizer"
             return
         if reply.get("tokens") != tokenizer(text, add_special_tokens=False)["input_ids"]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2
 
-from coati_rl.http_call import CallError, CallRefusedError, call, new_client
+from coati_rl.http_call import CallRefusedError, HttpCallError, call, new_client
 from coati_rl.text import shorten
 
 LOST_AFTER_S = 20.0  # without an answer about its health a server is lost
@@ -40,17 +40,17 @@ class Server:
     def start(
         self, path: str, body: Any, *, timeout_s: float, max_reply_bytes: int = _REPLY_BYTES
     ) -> "Future[dict[str, Any]]":
-        """Post a JSON body without waiting. Returns: a future of the reply's object; it fails with CallError."""
+        """Post a JSON body without waiting. Returns: a future of the reply's object; it fails with HttpCallError."""
         content = json.dumps(body).encode()
         return self._submit(self._call("POST", path, content, timeout_s, max_reply_bytes))
 
     def post(self, path: str, body: Any = None, *, timeout_s: float) -> dict[str, Any]:
-        """Post a JSON body, or none, and wait. Returns: the reply's object, {} for an empty one. Raises: CallError."""
+        """Post a JSON body, or none, and wait. Returns: the reply's object, or {}. Raises: HttpCallError."""
         content = b"" if body is None else json.dumps(body).encode()
         return self._wait(self._submit(self._call("POST", path, content, timeout_s, _REPLY_BYTES)), timeout_s)
 
     def get(self, path: str, *, timeout_s: float) -> dict[str, Any]:
-        """Get a path and wait. Returns: the reply's object, empty for an empty reply. Raises: CallError."""
+        """Get a path and wait. Returns: the reply's object, empty for an empty reply. Raises: HttpCallError."""
         return self._wait(self._submit(self._call("GET", path, None, timeout_s, _REPLY_BYTES)), timeout_s)
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
@@ -86,9 +86,9 @@ class Server:
             return future.result(timeout_s + _GRACE_S)
         except TimeoutError:
             future.cancel()
-            raise CallError(f"no reply within {timeout_s:g} s") from None
+            raise HttpCallError(f"no reply within {timeout_s:g} s") from None
         except CancelledError:
-            raise CallError("the server is lost, or no longer used") from None
+            raise HttpCallError("the server is lost, or no longer used") from None
 
     async def _call(
         self, method: str, path: str, content: bytes | None, timeout_s: float, max_reply_bytes: int
@@ -109,7 +109,7 @@ class Server:
         while True:
             try:
                 await self._call("GET", "/health", None, LOST_AFTER_S, _REPLY_BYTES)
-            except CallError as error:
+            except HttpCallError as error:
                 on_lost(str(error))
                 for waiting in list(self._tasks):  # a commit in this moment must not wait for it to the end
                     waiting.cancel()

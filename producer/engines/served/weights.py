@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from coati_rl.errors import EngineError
-from coati_rl.http_call import CallError
+from coati_rl.http_call import HttpCallError
 from coati_rl.tensor_bytes import bytes_of
 from coati_rl.transport.wire import StagedWeights
 from producer.engines.served.identity import ServerFacts, checksums
@@ -72,7 +72,7 @@ class ServedWeights:
                 raise EngineError(f"{self._server.url} has not reset its prefix cache after the update")
             self._server.post("/update_weight_version", {"new_version": version}, timeout_s=_SHORT_S)
             self._server.post("/resume", timeout_s=_SHORT_S)
-        except CallError as error:
+        except HttpCallError as error:
             raise EngineError(
                 f"{self._server.url} has not loaded version {staged.policy_version} from {path}, which it must reach "
                 f"under this path: {error}"

@@ -41,7 +41,7 @@ NAMES = ("interact", "env_step", "AgentExecutor", "AgentInstance")  # of a file 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Form:
+class AgentForm:
     """Hold how an agent of another system is played."""
 
     make: Callable[[], Episode]
@@ -68,7 +68,7 @@ def object_of(module: ModuleType, name: str) -> Any:
 
 def form_of(
     made: Any, module: ModuleType, arguments: Mapping[str, Any], *, name: str, limits: RunLimits | None
-) -> Form | None:
+) -> AgentForm | None:
     """Return how an object is played; None for an episode of one's own.
 
     Args:
@@ -86,7 +86,7 @@ def form_of(
         return _loop_form(made, module, arguments, name, limits)
     if has_base(made, "AgentInstanceBase"):
         _check_arguments(made, arguments, name)
-        return Form(make=lambda: AgentInstanceEpisode(lambda: (made, arguments)))
+        return AgentForm(make=lambda: AgentInstanceEpisode(lambda: (made, arguments)))
     execute = next((each for each in made.__mro__ if "execute" in vars(each)), None)
     is_loop = has_base(made, _LOOP) and (execute is None or execute.__name__ == _LOOP)
     if (execute is None and not is_loop) or callable(getattr(made, "step", None)):
@@ -96,30 +96,30 @@ def form_of(
     _check_constructor(made, module, name)
     _check_arguments(made, arguments, name)
     if is_loop:  # of steps, which are an episode's
-        return Form(
+        return AgentForm(
             make=lambda: AgentInstanceEpisode(lambda: (made(**arguments).agent_instance_cls, {})),
             check_tokenizer=lambda _: _make_once(lambda: made(**arguments).agent_instance_cls, name),
         )
     return _executor_form(made, arguments, name, limits)
 
 
-def _function_form(made: Any, module: ModuleType, arguments: Mapping[str, Any], name: str) -> Form | None:
+def _function_form(made: Any, module: ModuleType, arguments: Mapping[str, Any], name: str) -> AgentForm | None:
     try:
         parameters = list(inspect.signature(made).parameters)
     except (TypeError, ValueError):
         return None
-    form: Form | None = None
+    form: AgentForm | None = None
     if parameters == ["messages"]:
         reward_fn = getattr(module, "reward_fn", None)
         rewards = ("reward_fn",) if callable(reward_fn) else ()
-        form = Form(
+        form = AgentForm(
             make=lambda: InteractEpisode(made, reward_fn),
             gives_rewards=bool(rewards),
             rewards=rewards,
             writes_messages=True,
         )
     elif parameters[:3] == ["state", "action", "answer"]:
-        form = Form(make=lambda: EnvStepEpisode(made))
+        form = AgentForm(make=lambda: EnvStepEpisode(made))
     elif getattr(made, "__name__", "") == "env_step":
         raise ConfigError(
             f"--env {name}: env_step takes ({', '.join(parameters)}); of RL2's forms (state, action, answer) can be "
@@ -132,7 +132,7 @@ def _function_form(made: Any, module: ModuleType, arguments: Mapping[str, Any], 
 
 def _loop_form(
     made: type, module: ModuleType, arguments: Mapping[str, Any], name: str, limits: RunLimits | None
-) -> Form:
+) -> AgentForm:
     try:
         rewards = reward_functions(module)
         transform = transform_of(module, is_needed=len(rewards) > 1)
@@ -157,7 +157,7 @@ def _loop_form(
     if limits is not None:
         limits.tokenizer()  # once, and not in each episode's process
     classes = tuple(type(each).__name__ for each in rewards)
-    return Form(
+    return AgentForm(
         make=make,
         gives_rewards=bool(rewards),
         rewards=classes,
@@ -166,7 +166,7 @@ def _loop_form(
     )
 
 
-def _executor_form(made: type, arguments: Mapping[str, Any], name: str, limits: RunLimits | None) -> Form:
+def _executor_form(made: type, arguments: Mapping[str, Any], name: str, limits: RunLimits | None) -> AgentForm:
     make_object = functools.partial(made, **arguments)
 
     def make() -> Episode:
@@ -174,7 +174,7 @@ def _executor_form(made: type, arguments: Mapping[str, Any], name: str, limits: 
 
     if limits is not None:
         limits.tokenizer()
-    return Form(make=make, check_tokenizer=lambda _: _make_once(make_object, name))
+    return AgentForm(make=make, check_tokenizer=lambda _: _make_once(make_object, name))
 
 
 def _make_once(make: Callable[[], Any], name: str) -> None:

@@ -18,7 +18,7 @@ _ID_LENGTH = 9  # letters and digits: Mistral's templates refuse other lengths
 _THOUGHT_END = "</think>"
 
 
-class CallError(ValueError):
+class ToolCallError(ValueError):
     """Report that a call cannot be read; the message is for the model."""
 
 
@@ -60,7 +60,7 @@ class WrittenCall:
 
 
 @dataclass(kw_only=True, slots=True)
-class Span:
+class CallSpan:
     """Locate calls in a text: the characters [start, end)."""
 
     start: int
@@ -103,22 +103,22 @@ class SpanFormat(ABC):
         return _assembled(text, spans, turn=turn)
 
     @abstractmethod
-    def find(self, text: str, start: int) -> list[Span]:
+    def find(self, text: str, start: int) -> list[CallSpan]:
         """Return the calls after `start`, in order, and at most `MAX_CALLS` of them."""
 
 
 def checked_call(name: object, arguments: object, call_id: object = None) -> WrittenCall:
-    """Return a call of these parts. Raises: CallError."""
+    """Return a call of these parts. Raises: ToolCallError."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise CallError('"name" must be the name of a tool')
+        raise ToolCallError('"name" must be the name of a tool')
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
-        raise CallError(f"the arguments of {name} must be an object with a value for each parameter")
+        raise ToolCallError(f"the arguments of {name} must be an object with a value for each parameter")
     return WrittenCall(name=name, arguments=arguments, id=call_id if isinstance(call_id, str) else "")
 
 
-def _assembled(text: str, spans: Sequence[Span], *, turn: int) -> ParsedAnswer:
+def _assembled(text: str, spans: Sequence[CallSpan], *, turn: int) -> ParsedAnswer:
     calls: list[ToolCall] = []
     errors: list[str] = []
     content: list[str] = []

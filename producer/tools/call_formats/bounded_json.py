@@ -4,14 +4,14 @@ import json
 import math
 from typing import Any, NoReturn
 
-from producer.tools.call_formats.answer import CallError, WrittenCall, checked_call
+from producer.tools.call_formats.answer import ToolCallError, WrittenCall, checked_call
 
 _MAX_DEPTH = 32
 _SPACE = " \t\r\n"
 
 
 def _refuse(name: str) -> NoReturn:
-    raise CallError(f"{name} is not JSON")
+    raise ToolCallError(f"{name} is not JSON")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
@@ -25,25 +25,25 @@ def skip_space(text: str, start: int) -> int:
 
 
 def decode(text: str, start: int) -> tuple[Any, int]:
-    """Decode the value that begins at `start`. Returns: the value, and its end. Raises: CallError."""
+    """Decode the value that begins at `start`. Returns: the value, and its end. Raises: ToolCallError."""
     try:
         value, end = _DECODER.raw_decode(text, start)
-    except CallError:
+    except ToolCallError:
         raise
     except json.JSONDecodeError as error:
         if error.pos >= len(text):
-            raise CallError("the JSON is not complete") from error
-        raise CallError(f"{error.msg} at character {error.pos - start + 1}") from error
+            raise ToolCallError("the JSON is not complete") from error
+        raise ToolCallError(f"{error.msg} at character {error.pos - start + 1}") from error
     except RecursionError:
-        raise CallError(f"the JSON is nested more than {_MAX_DEPTH} deep") from None
+        raise ToolCallError(f"the JSON is nested more than {_MAX_DEPTH} deep") from None
     except ValueError as error:  # an integer of more than 4,300 digits
-        raise CallError("a number has too many digits") from error
+        raise ToolCallError("a number has too many digits") from error
     check_value(value)
     return value, end
 
 
 def check_value(value: object) -> None:
-    """Check a value of JSON types. Raises: CallError if it is nested too deep, or a chat template cannot render it."""
+    """Check a value of JSON types. Raises: ToolCallError if nested too deep, or if no chat template can render it."""
     level: list[object] = [value]
     for _ in range(_MAX_DEPTH):
         below: list[object] = []
@@ -51,7 +51,7 @@ def check_value(value: object) -> None:
             if isinstance(part, str):
                 _check_text(part)
             elif isinstance(part, float) and not math.isfinite(part):
-                raise CallError("a number is too large")
+                raise ToolCallError("a number is too large")
             elif isinstance(part, dict):
                 below += part
                 below += part.values()
@@ -60,16 +60,16 @@ def check_value(value: object) -> None:
         if not below:
             return
         level = below
-    raise CallError(f"the arguments are nested more than {_MAX_DEPTH} deep")
+    raise ToolCallError(f"the arguments are nested more than {_MAX_DEPTH} deep")
 
 
 def call_from_object(value: object) -> WrittenCall:
-    """Return the call that an object describes, as {"name", "arguments"}. Raises: CallError.
+    """Return the call that an object describes, as {"name", "arguments"}. Raises: ToolCallError.
 
     Arguments that are encoded once more, as in OpenAI's messages, are decoded.
     """
     if not isinstance(value, dict):
-        raise CallError('a call must be an object, {"name": ..., "arguments": {...}}')
+        raise ToolCallError('a call must be an object, {"name": ..., "arguments": {...}}')
     inner = value.get("function")
     described = inner if isinstance(inner, dict) else value
     arguments = described.get("arguments", described.get("parameters"))
@@ -92,4 +92,4 @@ def _check_text(text: str) -> None:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise CallError("a string holds half of a surrogate pair") from None
+            raise ToolCallError("a string holds half of a surrogate pair") from None

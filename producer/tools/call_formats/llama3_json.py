@@ -2,7 +2,7 @@
 
 import re
 
-from producer.tools.call_formats.answer import MAX_CALLS, CallError, Span, SpanFormat
+from producer.tools.call_formats.answer import MAX_CALLS, CallSpan, SpanFormat, ToolCallError
 from producer.tools.call_formats.bounded_json import call_from_object, decode, skip_space
 
 _TAG = "<|python_tag|>"  # before calls, in some models
@@ -14,9 +14,9 @@ class Llama3JsonFormat(SpanFormat):
 
     name = "llama3_json"
 
-    def find(self, text: str, start: int) -> list[Span]:
+    def find(self, text: str, start: int) -> list[CallSpan]:
         """See `SpanFormat.find`."""
-        spans: list[Span] = []
+        spans: list[CallSpan] = []
         for _ in range(MAX_CALLS):
             match = _BEGIN.search(text, start)
             if match is None:
@@ -28,16 +28,16 @@ class Llama3JsonFormat(SpanFormat):
         return spans
 
 
-def _span(text: str, begin: int, *, after: int) -> Span:
+def _span(text: str, begin: int, *, after: int) -> CallSpan:
     start = _before(text, begin, after)
     try:
         value, end = decode(text, begin)
         if not _is_call(value):
-            return Span(start=begin, end=end)
-        span = Span(start=start, end=end, calls=[call_from_object(value)])
-    except CallError as error:
+            return CallSpan(start=begin, end=end)
+        span = CallSpan(start=start, end=end, calls=[call_from_object(value)])
+    except ToolCallError as error:
         following = _BEGIN.search(text, begin + 1)
-        return Span(start=start, end=following.start() if following else len(text), errors=[str(error)])
+        return CallSpan(start=start, end=following.start() if following else len(text), errors=[str(error)])
     following_end = skip_space(text, span.end)
     if text.startswith(";", following_end):
         span.end = following_end + 1

@@ -6,7 +6,7 @@ v13: [TOOL_CALLS]name[ARGS]{...}, once for each call.
 
 import re
 
-from producer.tools.call_formats.answer import MAX_CALLS, CallError, Span, SpanFormat, checked_call
+from producer.tools.call_formats.answer import MAX_CALLS, CallSpan, SpanFormat, ToolCallError, checked_call
 from producer.tools.call_formats.bounded_json import call_from_object, decode, skip_space
 
 _BEGIN = "[TOOL_CALLS]"
@@ -19,9 +19,9 @@ class MistralFormat(SpanFormat):
 
     name = "mistral"
 
-    def find(self, text: str, start: int) -> list[Span]:
+    def find(self, text: str, start: int) -> list[CallSpan]:
         """See `SpanFormat.find`."""
-        spans: list[Span] = []
+        spans: list[CallSpan] = []
         begin = text.find(_BEGIN, start)
         while begin >= 0 and len(spans) < MAX_CALLS:
             first = skip_space(text, begin + len(_BEGIN))
@@ -30,20 +30,20 @@ class MistralFormat(SpanFormat):
         return spans
 
 
-def _single(text: str, begin: int, first: int) -> Span:
+def _single(text: str, begin: int, first: int) -> CallSpan:
     try:
         head = _HEAD.match(text, first)
         value, end = decode(text, head.end() if head else first)
         call = checked_call(head[1], value, head[2]) if head else call_from_object(value)
-    except CallError as error:
+    except ToolCallError as error:
         following = text.find(_BEGIN, first)
-        return Span(start=begin, end=following if following >= 0 else len(text), errors=[str(error)])
-    return Span(start=begin, end=end, calls=[call])
+        return CallSpan(start=begin, end=following if following >= 0 else len(text), errors=[str(error)])
+    return CallSpan(start=begin, end=end, calls=[call])
 
 
-def _listed(text: str, begin: int, first: int) -> Span:
+def _listed(text: str, begin: int, first: int) -> CallSpan:
     """Return the calls of a list; what follows one that cannot be read is looked for behind the next comma."""
-    span = Span(start=begin, end=len(text))
+    span = CallSpan(start=begin, end=len(text))
     position = skip_space(text, first + 1)
     for _ in range(MAX_CALLS):
         if text.startswith("]", position):
@@ -54,8 +54,8 @@ def _listed(text: str, begin: int, first: int) -> Span:
             position = skip_space(text, position)
             span.calls.append(call_from_object(value))
             if not text.startswith((",", "]"), position):
-                raise CallError("the list of calls is not closed")
-        except CallError as error:
+                raise ToolCallError("the list of calls is not closed")
+        except ToolCallError as error:
             span.errors.append(str(error))
             if not text.startswith((",", "]"), position):
                 following = _NEXT_IN_LIST.search(text, position)
@@ -67,7 +67,7 @@ def _listed(text: str, begin: int, first: int) -> Span:
     return _with_end(text, span)
 
 
-def _with_end(text: str, span: Span) -> Span:
+def _with_end(text: str, span: CallSpan) -> CallSpan:
     """End a list that is not closed where other calls begin."""
     following = text.find(_BEGIN, span.start + len(_BEGIN))
     span.end = following if following >= 0 else len(text)

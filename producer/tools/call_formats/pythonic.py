@@ -6,7 +6,7 @@ Values are literals. A parser of ours reads them: Python's may overflow the stac
 import re
 from typing import Any
 
-from producer.tools.call_formats.answer import MAX_CALLS, CallError, Span, SpanFormat, WrittenCall, checked_call
+from producer.tools.call_formats.answer import MAX_CALLS, CallSpan, SpanFormat, ToolCallError, WrittenCall, checked_call
 from producer.tools.call_formats.bounded_json import check_value
 
 _MARKERS = {"<|tool_call_start|>": "<|tool_call_end|>", "<|python_start|>": "<|python_end|>"}
@@ -35,9 +35,9 @@ class PythonicFormat(SpanFormat):
 
     name = "pythonic"
 
-    def find(self, text: str, start: int) -> list[Span]:
+    def find(self, text: str, start: int) -> list[CallSpan]:
         """See `SpanFormat.find`."""
-        spans: list[Span] = []
+        spans: list[CallSpan] = []
         match, begin = _MARKED.search(text, start), _BEGIN.match(text, start)
         if begin is not None:  # without a marker; one may be in an argument
             span = _listed(text, start, begin.end(), end_marker="")
@@ -46,7 +46,9 @@ class PythonicFormat(SpanFormat):
         while match is not None and len(spans) < MAX_CALLS:
             begin = _BEGIN.match(text, match.end())
             if begin is None:
-                span = Span(start=match.start(), end=match.end(), errors=["calls are a list, [name(parameter=value)]"])
+                span = CallSpan(
+                    start=match.start(), end=match.end(), errors=["calls are a list, [name(parameter=value)]"]
+                )
             else:
                 span = _listed(text, match.start(), begin.end(), end_marker=_MARKERS[match[0]])
             spans.append(span)
@@ -54,9 +56,9 @@ class PythonicFormat(SpanFormat):
         return spans
 
 
-def _listed(text: str, start: int, position: int, *, end_marker: str) -> Span:
+def _listed(text: str, start: int, position: int, *, end_marker: str) -> CallSpan:
     """Return the calls from `position` on; what follows one that cannot be read begins behind its bracket."""
-    span = Span(start=start, end=len(text))
+    span = CallSpan(start=start, end=len(text))
     for _ in range(MAX_CALLS):
         try:
             call, position = _call(text, position)
@@ -65,9 +67,9 @@ def _listed(text: str, start: int, position: int, *, end_marker: str) -> Span:
             if text.startswith("]", position):
                 break
             if not text.startswith(",", position):
-                raise CallError("the list of calls is not closed")
+                raise ToolCallError("the list of calls is not closed")
             position = _skip(text, position + 1)
-        except CallError as error:
+        except ToolCallError as error:
             span.errors.append(str(error))
             following = _NEXT.search(text, position)
             if following is None:
@@ -81,13 +83,13 @@ def _listed(text: str, start: int, position: int, *, end_marker: str) -> Span:
 def _call(text: str, position: int) -> tuple[WrittenCall, int]:
     name = _NAME.match(text, position)
     if name is None or not text.startswith("(", name.end()):
-        raise CallError("a call is written name(parameter=value)")
+        raise ToolCallError("a call is written name(parameter=value)")
     arguments: dict[str, Any] = {}
     position = _skip(text, name.end() + 1)
     while not text.startswith(")", position):
         parameter = _PARAMETER.match(text, position)
         if parameter is None:
-            raise CallError(f"the arguments of {name[0][:64]} must be written parameter=value")
+            raise ToolCallError(f"the arguments of {name[0][:64]} must be written parameter=value")
         arguments[parameter[1]], position = _value(text, parameter.end(), depth=0)
         position = _after_part(text, position, ")")
     check_value(arguments)
@@ -96,7 +98,7 @@ def _call(text: str, position: int) -> tuple[WrittenCall, int]:
 
 def _value(text: str, position: int, *, depth: int) -> tuple[Any, int]:
     if depth == _MAX_DEPTH:
-        raise CallError(f"the arguments are nested more than {_MAX_DEPTH} deep")
+        raise ToolCallError(f"the arguments are nested more than {_MAX_DEPTH} deep")
     first = text[position : position + 1]
     if first and first in "[(":
         return _list(text, position + 1, "]" if first == "[" else ")", depth=depth)
@@ -109,7 +111,7 @@ def _value(text: str, position: int, *, depth: int) -> tuple[Any, int]:
         return _CONSTANTS[constant[0].lower()], constant.end()
     if (number := _NUMBER.match(text, position)) is not None:
         return (int(number[0]) if number[1] else float(number[0])), number.end()
-    raise CallError("the call is not complete" if position >= len(text) else "a value is not a literal")
+    raise ToolCallError("the call is not complete" if position >= len(text) else "a value is not a literal")
 
 
 def _list(text: str, position: int, end: str, *, depth: int) -> tuple[list[Any], int]:
@@ -129,7 +131,7 @@ def _dictionary(text: str, position: int, *, depth: int) -> tuple[dict[str, Any]
         key, position = _value(text, position, depth=depth + 1)
         position = _skip(text, position)
         if not isinstance(key, str) or not text.startswith(":", position):
-            raise CallError("a dictionary is written {'key': value}")
+            raise ToolCallError("a dictionary is written {'key': value}")
         values[key], position = _value(text, _skip(text, position + 1), depth=depth + 1)
         position = _after_part(text, position, "}")
     return values, position + 1
@@ -141,7 +143,7 @@ def _after_part(text: str, position: int, end: str) -> int:
     if text.startswith(",", position):
         return _skip(text, position + 1)
     if not text.startswith(end, position):
-        raise CallError("the call is not complete" if position >= len(text) else f"{end} or a comma is missing")
+        raise ToolCallError("the call is not complete" if position >= len(text) else f"{end} or a comma is missing")
     return position
 
 
@@ -154,7 +156,7 @@ def _unescaped(escape: "re.Match[str]") -> str:
     digits = escape[1] or escape[2] or escape[3]
     if digits is not None:
         if int(digits, 16) > 0x10FFFF:
-            raise CallError("a string has an escape that is no character")
+            raise ToolCallError("a string has an escape that is no character")
         return chr(int(digits, 16))
     character = escape[4]
     if character in "\\'\"":

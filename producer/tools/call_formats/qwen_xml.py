@@ -6,7 +6,7 @@ are texts; what they stand for is in the tool's schema (`typed_arguments`).
 
 import re
 
-from producer.tools.call_formats.answer import CallError, WrittenCall, checked_call
+from producer.tools.call_formats.answer import ToolCallError, WrittenCall, checked_call
 from producer.tools.call_formats.bounded_json import check_value, skip_space
 from producer.tools.call_formats.tagged import TaggedFormat
 
@@ -25,16 +25,16 @@ class QwenXmlFormat(TaggedFormat):
         """See `TaggedFormat.read_call`."""
         function = _FUNCTION.match(text, position)
         if function is None:
-            raise CallError("a call begins with <function=name>")
+            raise ToolCallError("a call begins with <function=name>")
         arguments: dict[str, str] = {}
         position = skip_space(text, function.end())
         while not text.startswith(_FUNCTION_END, position):
             parameter = _PARAMETER.match(text, position)
             if parameter is None or len(arguments) == _MAX_PARAMETERS:
-                raise CallError(f"<parameter=name> or {_FUNCTION_END} is missing")
+                raise ToolCallError(f"<parameter=name> or {_FUNCTION_END} is missing")
             end = text.find(_PARAMETER_END, parameter.end())
             if end < 0:
-                raise CallError(f"{_PARAMETER_END} is missing")
+                raise ToolCallError(f"{_PARAMETER_END} is missing")
             arguments[parameter[1]] = text[parameter.end() : end].removesuffix("\n")
             position = skip_space(text, end + len(_PARAMETER_END))
         check_value(arguments)

@@ -13,7 +13,7 @@ from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.observability.timeline import NO_TIMELINE
 from coati_rl.samples import Sample
 from consumer.backend import Backend
-from consumer.jobs.job import Trainer
+from consumer.jobs.job import JobContext
 from consumer.jobs.offline import train_loop
 from tests.integration.consumer.conftest import LAYOUTS
 
@@ -68,7 +68,7 @@ def train(
         resumed=resumed,
         report=report,
     )
-    trainer = Trainer(
+    trainer = JobContext(
         rank=rank,
         namespace="",
         run_dir=out_dir,

@@ -36,7 +36,7 @@ def judge(make_tiny, tmp_path):
 
 
 def test_a_reward_model_scores_in_the_cluster_beside_another_reward(make_tiny, start_run, flags, judge):
-    from rewards.model.judgement import Conversation
+    from rewards.model.judgement import JudgedConversation
     from rewards.model.reward_model import RewardModel
 
     reward = ("-rt", f"boxed=1,model:{judge}=0.5", "--reward-devices", 2)
@@ -47,7 +47,7 @@ def test_a_reward_model_scores_in_the_cluster_beside_another_reward(make_tiny, s
     alone = RewardModel(judge, device="cpu", dtype=torch.float32)
     for line in samples:
         messages = ({"role": "system", "content": system}, {"role": "user", "content": line["prompt"]})
-        (judgement,) = alone.score([Conversation(messages=messages, response=line["response"])])
+        (judgement,) = alone.score([JudgedConversation(messages=messages, response=line["response"])])
         assert line["breakdown"]["judge"] == pytest.approx(judgement.reward, abs=1e-4)
         assert line["reward"] == pytest.approx(line["breakdown"]["boxed"] + 0.5 * judgement.reward, abs=1e-4)
     assert len({round(line["breakdown"]["judge"], 3) for line in samples}) > 1

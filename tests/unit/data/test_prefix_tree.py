@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coati_rl.data.prefix_tree import MIN_SHARED, Node, build_tree
+from coati_rl.data.prefix_tree import MIN_SHARED, PrefixNode, build_tree
 
 PROMPT = [*range(100, 120)]
 # Pieces of which samples are made, so that many begin alike, fork anywhere, end inside another, or are copies.
@@ -19,7 +19,12 @@ def tree_of(*samples):
 
 def test_a_prompt_is_there_once_for_all_its_responses():
     tree = tree_of([*PROMPT, 1, 2], [*PROMPT, 3], [*PROMPT, 4, 5, 6])
-    assert tree.nodes == [Node(0, 0, 20, -1), Node(0, 20, 22, 0), Node(1, 20, 21, 0), Node(2, 20, 23, 0)]
+    assert tree.nodes == [
+        PrefixNode(0, 0, 20, -1),
+        PrefixNode(0, 20, 22, 0),
+        PrefixNode(1, 20, 21, 0),
+        PrefixNode(2, 20, 23, 0),
+    ]
     assert tree.num_tokens == 20 + 2 + 1 + 3
     assert tree.path(2) == [0, 3]
 
@@ -28,11 +33,11 @@ def test_a_fork_inside_a_response_branches_there_and_its_nodes_follow_each_other
     turn = [*range(200, 210)]
     tree = tree_of([*PROMPT, *turn, 1], [*PROMPT, 9], [*PROMPT, *turn, 2])
     assert tree.nodes == [
-        Node(0, 0, 20, -1),
-        Node(0, 20, 30, 0),
-        Node(0, 30, 31, 1),
-        Node(2, 30, 31, 1),
-        Node(1, 20, 21, 0),
+        PrefixNode(0, 0, 20, -1),
+        PrefixNode(0, 20, 30, 0),
+        PrefixNode(0, 30, 31, 1),
+        PrefixNode(2, 30, 31, 1),
+        PrefixNode(1, 20, 21, 0),
     ]
 
 
@@ -47,7 +52,12 @@ def test_few_common_tokens_are_not_opened_but_what_follows_them_is():
     assert tree_of([1] * 8 + [2], [1] * 8 + [3]).num_tokens == 10
     # Two of three go on alike for 12 tokens; the third leaves after 3.
     tree = tree_of([5] * 12 + [1], [5] * 3 + [2], [5] * 12 + [3])
-    assert tree.nodes == [Node(0, 0, 12, -1), Node(0, 12, 13, 0), Node(2, 12, 13, 0), Node(1, 0, 4, -1)]
+    assert tree.nodes == [
+        PrefixNode(0, 0, 12, -1),
+        PrefixNode(0, 12, 13, 0),
+        PrefixNode(2, 12, 13, 0),
+        PrefixNode(1, 0, 4, -1),
+    ]
 
 
 def test_samples_without_a_common_prefix_have_roots_of_their_own():

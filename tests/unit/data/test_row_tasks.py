@@ -9,7 +9,7 @@ from coati_rl.data.dataset import json_columns, load_rows, make_prompts
 from coati_rl.data.draw_order import fingerprint
 from coati_rl.data.tasks import RowTasks, Task
 from coati_rl.errors import ConfigError
-from coati_rl.reward_spec import Columns
+from coati_rl.reward_spec import RewardColumns
 
 TASKS = {
     "default": Task(),
@@ -95,7 +95,7 @@ def test_a_row_of_another_task_makes_another_dataset(load, tokenizer):
 
 
 def test_a_row_keeps_its_columns_where_its_tasks_reward_reads_them(load, tokenizer):
-    reads = Task(truth=None, columns=Columns(required=("level",), are_kept=True))
+    reads = Task(truth=None, columns=RewardColumns(required=("level",), are_kept=True))
     tasks = RowTasks(tasks={"default": reads})
     (prompt,) = make_prompts(load({**PLAIN, "level": 3}, tasks=tasks), tokenizer, max_prompt_tokens=100).prompts
     assert prompt.problem.columns == {**PLAIN, "level": 3}
@@ -104,7 +104,7 @@ def test_a_row_keeps_its_columns_where_its_tasks_reward_reads_them(load, tokeniz
 
 
 def test_a_row_without_a_column_that_a_function_takes_is_named(refusal):
-    tasks = RowTasks(tasks={"default": Task(truth=None, columns=Columns(required=("level",), are_kept=True))})
+    tasks = RowTasks(tasks={"default": Task(truth=None, columns=RewardColumns(required=("level",), are_kept=True))})
     message = refusal({**PLAIN, "level": 3}, PLAIN, tasks=tasks)
     assert "line 2: has no column level, which the function of --reward-type takes; add it to the row, or " in message
 

@@ -12,8 +12,8 @@ from coati_rl.doctor.driver_log import DriverLog
 from coati_rl.doctor.policy_rules import ends_in_loop
 from coati_rl.doctor.run_data import RunData
 from coati_rl.doctor.source_files import SourceFiles, markers_of
-from coati_rl.doctor.spans import Span, covered_s
-from coati_rl.run_reader.rollout import Rollout
+from coati_rl.doctor.spans import EndedSpan, covered_s
+from coati_rl.run_reader.rollout import RecordedRollout
 
 N = 16
 ORDINARY = {
@@ -41,7 +41,7 @@ def run(config=CONFIG, rollouts=(), **changes):
         | {key: value[n] if isinstance(value, list) else value for key, value in metrics.items()}
         for n in range(N)
     ]
-    lines = tuple(Rollout.of(LINE | each) for each in rollouts)
+    lines = tuple(RecordedRollout.of(LINE | each) for each in rollouts)
     return RunData(config=config, steps=steps, first_rollouts=lines, last_rollouts=lines, **fields)
 
 
@@ -50,7 +50,7 @@ def ramp(first, last):
 
 
 def spans(actor, name, seconds, number=10):
-    return tuple(Span(actor=actor, name=name, begin_s=n * 2.0, end_s=n * 2.0 + seconds) for n in range(number))
+    return tuple(EndedSpan(actor=actor, name=name, begin_s=n * 2.0, end_s=n * 2.0 + seconds) for n in range(number))
 
 
 def probes(*gaps):
@@ -211,6 +211,7 @@ def test_a_loop_is_a_pattern_of_up_to_twelve_tokens_four_times_and_eight_tokens_
 
 def test_time_that_spans_share_counts_once():
     made = [
-        Span(actor="a", name="score", begin_s=begin, end_s=end) for begin, end in ((0, 2), (1, 3), (5, 6), (5, 5.5))
+        EndedSpan(actor="a", name="score", begin_s=begin, end_s=end)
+        for begin, end in ((0, 2), (1, 3), (5, 6), (5, 5.5))
     ]
     assert covered_s(made) == 4

@@ -8,14 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coati_rl.config import Config
-from coati_rl.preflight.placement import ActorResources, Node, Request, assign_nodes, explain
+from coati_rl.preflight.placement import ActorResources, ClusterNode, Request, assign_nodes, explain
 
 GPU = ActorResources(cpus=1, gpus=1)
 
 
 def nodes(*gpus, cpus=64):
     """Nodes a, b, c ... with so many GPUs."""
-    return [Node(node_id="abcd"[i], address=f"10.0.0.{i}", cpus=cpus, gpus=count) for i, count in enumerate(gpus)]
+    return [
+        ClusterNode(node_id="abcd"[i], address=f"10.0.0.{i}", cpus=cpus, gpus=count) for i, count in enumerate(gpus)
+    ]
 
 
 def request(trainers=1, producers=1, *, group=1, width=1):

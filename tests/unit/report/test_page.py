@@ -10,7 +10,7 @@ import pytest
 from coati_rl.command_line import main
 from coati_rl.report.escaped_json import as_json
 from coati_rl.report.page import MAX_BYTES, html_page, report
-from coati_rl.report.run_data import RunData
+from coati_rl.report.run_data import ReportData
 from tests.run_files import LINE, TOKENS
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>\x1b[2J\u202e\u2028&amp;\ud83d"
@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_left_out_and_the_page_says_so(write_run):
 def test_of_a_long_run_steps_are_chosen_evenly_and_those_that_are_asked_for(write_run):
     rollouts = [{"step": step} for step in range(1, 301)]
     run = write_run(steps=[{}] * 300, rollouts=rollouts)
-    chosen = RunData(run, "run").steps_to_show(4, also=(137,))
+    chosen = ReportData(run, "run").steps_to_show(4, also=(137,))
     assert chosen == [1, 101, 137, 200, 300]
     shown = data_of(report([run], steps=[137]))["runs"][0]
     assert shown["read"]["steps"][0] == 1 and shown["read"]["steps"][-1] == 300 and 137 in shown["read"]["steps"]

@@ -7,13 +7,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from coati_rl.report.rollouts import ROLLOUTS_OF_A_STEP, Brief, choose, cut, describe, group_row, read_step
 from coati_rl.report.tokens import load_tokenizer, pieces, token_fields
-from coati_rl.run_reader.rollout import Rollout
-from coati_rl.run_reader.run_directory import Place, RunDirectory
+from coati_rl.run_reader.rollout import RecordedRollout
+from coati_rl.run_reader.run_directory import LinePlace, RunDirectory
 from tests.run_files import LINE, TOKENS
 
 
 def briefs(*lines):
-    return [Brief.of(Place(None, number), Rollout.of(LINE | line)) for number, line in enumerate(lines)]
+    return [Brief.of(LinePlace(None, number), RecordedRollout.of(LINE | line)) for number, line in enumerate(lines)]
 
 
 def test_best_and_worst_of_the_groups_that_differ_most_come_first_then_invalid_and_truncated_ones():
@@ -66,7 +66,7 @@ def test_a_conversation_has_its_turns_and_calls_of_tools():
     ]
     forked = {"ended": "done", "turns": [{"role": "assistant"}, {"role": "assistant", "is_fork": True}]}
     line = LINE | {"messages": messages, "environment": forked, "parent_sample": 0, "num_shared_tokens": 3}
-    shown = describe(Rollout.of(line), None, 4000)
+    shown = describe(RecordedRollout.of(line), None, 4000)
     assert shown["messages"] == [["user", "1 + 1?"], ["assistant", '-> python({"code": 1})'], ["tool", "2"]]
     assert (shown["ended"], shown["num_forks"], shown["parent_sample"], shown["num_shared_tokens"]) == ("done", 1, 0, 3)
     assert shown["tokens"] is None, "they were not recorded"
@@ -74,7 +74,7 @@ def test_a_conversation_has_its_turns_and_calls_of_tools():
 
 def test_of_a_long_conversation_the_middle_is_left_out():
     messages = [{"role": "user", "content": str(number)} for number in range(1000)]
-    shown = describe(Rollout.of(LINE | {"messages": messages}), None, 4000)["messages"]
+    shown = describe(RecordedRollout.of(LINE | {"messages": messages}), None, 4000)["messages"]
     assert [text for _, text in shown] == [*map(str, range(30)), "940 messages left out", *map(str, range(970, 1000))]
 
 
@@ -91,7 +91,7 @@ def test_each_token_has_its_text_log_probability_mask_and_version(tmp_path):
         "token_ids": [*ids, 99_999], "rollout_logprobs": [-0.123456, 0.0, None, -1.0, -2.0],
         "loss_mask": [[True, 1], [False, 1], [True, 3]], "token_versions": [[3, 1], [-1, 1], [4, 3]],
     }  # fmt: skip
-    assert token_fields(Rollout.of(line), loaded, 100) == {
+    assert token_fields(RecordedRollout.of(line), loaded, 100) == {
         "pieces": ["x", "", "\u00e9", r"\x1b", ""],
         "logprobs": [-0.1235, 0.0, None, -1.0, -2.0],
         "mask": [1, 0, 1, 1, 1],
@@ -111,7 +111,7 @@ def test_the_tokenizer_of_a_model_of_the_hub_is_taken_from_what_was_downloaded(t
 def test_of_a_long_rollout_tokens_in_the_middle_are_left_out():
     number = 1000
     line = LINE | {"token_ids": [*range(number)], "rollout_logprobs": [-1.0] * number, "token_versions": [[0, number]]}
-    shown = token_fields(Rollout.of(line), None, 100)
+    shown = token_fields(RecordedRollout.of(line), None, 100)
     assert shown["pieces"] == [f"<{token}>" for token in [*range(70), *range(970, 1000)]]
     assert (shown["gap_at"], shown["num_left_out"], len(shown["logprobs"]), len(shown["mask"])) == (70, 900, 100, 100)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coati_rl.errors import ConfigError
-from coati_rl.reward_spec import Columns
+from coati_rl.reward_spec import RewardColumns
 from coati_rl.types import Problem
 from rewards.own_function import OwnFunctionReward
 from rewards.registry import columns_of
@@ -49,7 +49,7 @@ def test_trls_form_gets_conversations_and_a_column_by_name(own) -> None:
         "    return [float(each[0]['content'] == truth) for each, truth in zip(completions, solution)]\n"
     )
     assert (reward.is_batch, reward.needs_truth) == (True, False)
-    assert reward.columns == Columns(required=("solution",), are_kept=True)
+    assert reward.columns == RewardColumns(required=("solution",), are_kept=True)
     assert rewards_of(reward, "4", "5") == [1.0, 0.0]
 
 
@@ -59,7 +59,7 @@ def test_trls_form_gets_texts_for_a_prompt_of_plain_text(own) -> None:
         "    assert prompts == ['2+2='] * 2 and difficulty == [2, 2]\n"
         "    return [len(completion) for completion in completions]\n"
     )
-    assert reward.columns == Columns(are_kept=True)
+    assert reward.columns == RewardColumns(are_kept=True)
     assert rewards_of(reward, "4", "four", problem=PLAIN) == [1.0, 4.0]
 
 
@@ -92,7 +92,7 @@ def test_verls_form_gets_texts_and_the_columns_of_its_rows(own) -> None:
         "    return solution_str == ground_truth\n"
     )
     assert (reward.is_batch, reward.needs_truth) == (False, True)
-    assert reward.columns == Columns(required=("data_source",), are_kept=True)
+    assert reward.columns == RewardColumns(required=("data_source",), are_kept=True)
     assert rewards_of(reward, "4", "5") == [1.0, 0.0]
 
 
@@ -119,7 +119,7 @@ class score(BaseRewardFunction):
 
 def test_rl4llms_class_is_made_and_called_with_messages_that_have_attributes(own) -> None:
     reward = own(RL4LLM)
-    assert (reward.needs_truth, reward.columns) == (True, Columns(are_kept=True))
+    assert (reward.needs_truth, reward.columns) == (True, RewardColumns(are_kept=True))
     assert rewards_of(reward, "4", "5") == [2.5, 2.0]
 
 
@@ -146,5 +146,5 @@ def test_two_texts_with_the_conversation_besides_are_no_other_form(own) -> None:
 
 def test_columns_are_those_of_all_functions_of_a_reward_type(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def f(completions, solution): return []\ndef g(response): return 1\n")
-    assert columns_of(f"boxed=1,{tmp_path}/a.py:g=1") == Columns()
+    assert columns_of(f"boxed=1,{tmp_path}/a.py:g=1") == RewardColumns()
     assert columns_of(f"boxed=1,{tmp_path}/a.py:g=1,{tmp_path}/a.py:f=1").required == ("solution",)

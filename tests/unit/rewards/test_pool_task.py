@@ -3,7 +3,7 @@
 import json
 
 from coati_rl.types import Problem, Score
-from rewards.workers.task import Group
+from rewards.workers.task import ResponseGroup
 
 PROBLEM = Problem(ground_truth="5", uid="7-0", messages=({"role": "user", "content": "2 + 3?"},), prompt="2 + 3?")
 
@@ -13,7 +13,7 @@ def score(reward: float) -> Score:
 
 
 def test_each_response_is_a_task_but_for_a_batch_reward() -> None:
-    group = Group(["a", "b", "c"], PROBLEM, chunk_size=2)
+    group = ResponseGroup(["a", "b", "c"], PROBLEM, chunk_size=2)
     assert [(task.start, task.stop, task.size) for task in group.tasks(is_batch=False)] == [
         (0, 1, 1),
         (1, 2, 1),
@@ -23,12 +23,12 @@ def test_each_response_is_a_task_but_for_a_batch_reward() -> None:
 
 
 def test_no_responses_are_no_tasks() -> None:
-    assert list(Group([], PROBLEM, chunk_size=0).tasks(is_batch=True)) == []
-    assert list(Group([], PROBLEM, chunk_size=0).tasks(is_batch=False)) == []
+    assert list(ResponseGroup([], PROBLEM, chunk_size=0).tasks(is_batch=True)) == []
+    assert list(ResponseGroup([], PROBLEM, chunk_size=0).tasks(is_batch=False)) == []
 
 
 def test_a_request_is_one_line_with_the_problem_and_the_responses_asked_for() -> None:
-    line = Group(["a\nb", "c", "\ud800"], PROBLEM, chunk_size=2).request(0, 2)
+    line = ResponseGroup(["a\nb", "c", "\ud800"], PROBLEM, chunk_size=2).request(0, 2)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     problem, responses = json.loads(line)
@@ -37,12 +37,12 @@ def test_a_request_is_one_line_with_the_problem_and_the_responses_asked_for() ->
 
 
 def test_a_response_with_half_a_character_crosses_as_it_is() -> None:
-    _, responses = json.loads(Group(["\ud800"], PROBLEM, chunk_size=1).request(0, 1))
+    _, responses = json.loads(ResponseGroup(["\ud800"], PROBLEM, chunk_size=1).request(0, 1))
     assert responses == ["\ud800"]
 
 
 def test_scores_are_put_together_in_the_order_of_the_responses() -> None:
-    group = Group(["a", "b", "c"], PROBLEM, chunk_size=2)
+    group = ResponseGroup(["a", "b", "c"], PROBLEM, chunk_size=2)
     assert not group.settle(2, [score(3.0)])
     assert group.settle(0, [score(1.0), score(2.0)])
     assert [each.reward for each in group.all_scores()] == [1.0, 2.0, 3.0]

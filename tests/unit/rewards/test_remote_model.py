@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from rewards.model.actor import RemoteModel
-from rewards.model.judgement import Conversation, Judgement
+from rewards.model.actor import RewardModelActors
+from rewards.model.judgement import JudgedConversation, Judgement
 
-ASKED = [Conversation(messages=(), response="a"), Conversation(messages=(), response="b")]
+ASKED = [JudgedConversation(messages=(), response="a"), JudgedConversation(messages=(), response="b")]
 
 
 class Actor:
@@ -29,7 +29,7 @@ def actors():
 
 
 def test_a_request_goes_to_the_copy_with_the_fewest(actors):
-    model = RemoteModel(actors)
+    model = RewardModelActors(actors)
     first, *_ = [model.submit(ASKED) for _ in range(3)]
     assert [len(actor.calls) for actor in actors] == [2, 1]
     actors[0].calls[0].set_result([Judgement(reward=1.0), Judgement(reward=2.0)])
@@ -40,7 +40,7 @@ def test_a_request_goes_to_the_copy_with_the_fewest(actors):
 
 
 def test_a_call_that_fails_is_a_problem_of_each_response(actors):
-    future = RemoteModel(actors).submit(ASKED)
+    future = RewardModelActors(actors).submit(ASKED)
     actors[0].calls[0].set_exception(OSError("the actor died\nunexpectedly"))
     assert [judgement.problem for judgement in future.result(timeout=0)] == [
         "its process failed: OSError: the actor died unexpectedly"

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 import rewards.model.request_batcher as module
-from rewards.model.judgement import Conversation, Judgement
+from rewards.model.judgement import JudgedConversation, Judgement
 from rewards.model.request_batcher import LocalModel, RequestBatcher
 
 
@@ -25,7 +25,7 @@ class Lengths:
 
 
 def asked(*responses):
-    return [Conversation(messages=(), response=response) for response in responses]
+    return [JudgedConversation(messages=(), response=response) for response in responses]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import rewards.model.reward_model as module
 from rewards.__main__ import main
-from rewards.model.judgement import Conversation
+from rewards.model.judgement import JudgedConversation
 from rewards.model.reward_model import RewardModel
 from tests.unit.rewards.tiny_reward_model import MAX_TOKENS, write_reward_model
 
@@ -31,7 +31,7 @@ def model(directory):
 
 
 def asked(response, messages=QUESTION):
-    return Conversation(messages=messages, response=response)
+    return JudgedConversation(messages=messages, response=response)
 
 
 def expected_of(directory, response):
@@ -72,7 +72,7 @@ def test_batches_are_bounded_by_their_tokens_with_padding(model, monkeypatch):
 
 
 def test_without_messages_the_texts_are_scored(model):
-    (plain,) = model.score([Conversation(messages=(), prompt="<user>1+1?</s><assistant>", response="2</s>")])
+    (plain,) = model.score([JudgedConversation(messages=(), prompt="<user>1+1?</s><assistant>", response="2</s>")])
     (rendered,) = model.score([asked("2")])
     assert plain.reward == pytest.approx(rendered.reward, abs=1e-5)
 

@@ -137,7 +137,7 @@ def test_the_varlen_kernel_is_asked_for_what_it_takes(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(packed_attention, "varlen_attn", attend)
     if shares_unasked:
-        monkeypatch.setattr(packed_attention, "_SHARED_HEADS", {})
+        monkeypatch.setattr(packed_attention, "SHARED_HEADS", {})
     query = torch.randn(2, 4, 15, 8)  # rows, heads, tokens, size of a head
     attended = packed_attention._attend_varlen(query, query[:, :2], query[:, :2], LENGTHS, None, 4, 0.5)
     torch.testing.assert_close(attended, query.transpose(1, 2))

@@ -44,8 +44,8 @@ def test_an_unknown_flag_is_looked_up_in_other_systems_before_ours() -> None:
 
 
 def test_the_same_holds_for_jobs() -> None:
-    with pytest.raises(ConfigError, match=r"^unknown flag --aux_loss_coef; OpenRLHF has it, Coati-RL does not yet"):
-        parse_job(["--aux_loss_coef", "8"], OFFLINE["sft"])
+    with pytest.raises(ConfigError, match=r"^unknown flag --normalize_reward; OpenRLHF has it, Coati-RL does not yet"):
+        parse_job(["--normalize_reward", "8"], OFFLINE["sft"])
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from coati_rl.config.cli import parse
+from coati_rl.config.model import PACKED_ATTENTION
 from coati_rl.preflight.sample_rows import with_sample_rows
 
 
@@ -40,8 +41,8 @@ def test_another_model_is_named_and_nothing_is_shared(model_of, flag):
     config, (warning,) = rows_of(parse([])[0], models)
     assert not config.shares_prefixes
     assert warning == (
-        f"--shared-prefix has no effect: {flag} {models[flag]} is a gemma3_text, and samples share prefixes in llama, "
-        "mistral, qwen2, qwen3 only"
+        f"--shared-prefix has no effect: {flag} {models[flag]} is a gemma3_text, and samples share prefixes in "
+        f"{', '.join(sorted(PACKED_ATTENTION))} only"
     )
 
 

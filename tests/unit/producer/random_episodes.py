@@ -12,7 +12,7 @@ import numpy as np
 
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score, Trajectory
 from producer.environments.chat import ChatTemplate, TemplateError
-from producer.environments.recorder import Context, ConversationTree, Node
+from producer.environments.recorder import AnswerNode, Context, ConversationTree
 from tests.unit.producer.chat_families import TOOL, family_tokenizer
 
 TOOLS = {"qwen2_5", "qwen3", "qwen3_5_think", "glm4moe", "llama3_2", "gptoss", "lfm2_v2", "mistral_v3", "mistral_v7"}
@@ -50,7 +50,7 @@ class Play:
         self.tree = ConversationTree(self.template, episode=0)
         self.messages: list[dict[str, Any]] = [{"role": "user", "content": self.words()}]
         self.prompt = self.template.prompt(self.messages)
-        self.nodes: list[Node] = [self.tree.start(self.prompt, self.messages)]
+        self.nodes: list[AnswerNode] = [self.tree.start(self.prompt, self.messages)]
         self.context = self.tree.extend(self.nodes[0])
 
     def words(self) -> str:

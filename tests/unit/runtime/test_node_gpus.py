@@ -52,6 +52,7 @@ def test_a_clusters_nodes_are_asked_before_any_actor_is_made(monkeypatch, addres
         cluster=SimpleNamespace(master_address=address),
         model=SimpleNamespace(model="none"),
         lora=SimpleNamespace(is_on=False),
+        engine_urls=(),
     )
     plan = SimpleNamespace(device=device, precision="bf16")
     prepared = SimpleNamespace(config=config, plan=plan, check_gpus=needs(100))

@@ -15,7 +15,7 @@ FLAGS = ("--save-steps", "3", "--poll-s", "1")
 # Calls of the training part in a whole loop, by name, and the number of places to kill in before one of them.
 CALLS = {"create": 1, "forward_backward": 2 * STEPS, "optim_step": STEPS, "save": 4}
 POINTS = [f"{name}:{number}" for name, count in CALLS.items() for number in range(1, count + 1)]
-FAST = ("forward_backward:4", "optim_step:4", "save:2")
+FAST = ("optim_step:4",)
 
 
 class Survivor(Client):
@@ -81,6 +81,7 @@ def test_a_client_goes_on_over_a_kill_to_the_same_bits(model_dir, tmp_path, undi
     assert found == undisturbed
 
 
+@pytest.mark.full
 def test_what_was_acknowledged_is_computed_by_the_next_server(model_dir, tmp_path, undisturbed):
     client = Survivor(model_dir, tmp_path, "optim_step:1")
     model = client.model(client.session(), 0, seed=3)
@@ -111,6 +112,7 @@ def test_a_torn_journal_and_a_changed_model_are_told_and_not_gone_on_from(model_
     assert "no whole record" in second.log
 
 
+@pytest.mark.full
 def test_a_second_server_of_a_directory_is_refused(model_dir, tmp_path):
     first = ServerProcess(model_dir, tmp_path)
     with pytest.raises(AssertionError, match="another server uses it"):

@@ -103,7 +103,8 @@ def walks(run_in_threads) -> dict[str, Any]:
 def test_a_prompt_passes_at_most_20_functions_until_the_engine_has_it_checks_included(walks):
     path = walks["functions"]
     assert path[0] == "DatasetPrompts.draw"
-    until = path[: path.index("_FakeCore.add") + 1]
+    to_engine = path[: path.index("_FakeCore.add") + 1]
+    until = [name for name in to_engine if "probe" not in name]  # a probe may have the same tokens
     assert {"Coordinator.lease", "GroupRunner.submit", "SingleTurn.run", "ThreadedEngine.submit"} <= {*until}
     assert len(until) <= 20, until
 

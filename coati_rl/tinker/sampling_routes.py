@@ -25,22 +25,7 @@ def sampling_router(service: Service) -> APIRouter:
         session = service.session(body.session_id, owner)
         name = f"{session.id}:sample:{body.sampling_session_seq_id}"
         if name not in service.state.samplers:
-            base, directory = body.base_model, None
-            if body.model_path is not None:
-                checkpoint = service.checkpoints.find(body.model_path, owner)
-                directory = str(service.checkpoints.directory(checkpoint.path).relative_to(service.root))
-                base = checkpoint.base
-            if base is None:
-                raise ApiError(400, "create_sampling_session: give base_model or model_path")
-            sampler = Sampler(
-                id=name,
-                owner=owner,
-                session=session.id,
-                base=service.bases.find(base).name,
-                path=body.model_path,
-                directory=directory,
-            )
-            await service.add_sampler(sampler)
+            await service.add_sampler(_new_sampler(service, body, name, session.id, owner))
         return {"type": "create_sampling_session", "sampling_session_id": name}
 
     @router.post("/join_sampling_session")
@@ -82,6 +67,19 @@ def sampling_router(service: Service) -> APIRouter:
         return Response(status_code=204)
 
     return router
+
+
+def _new_sampler(service: Service, body: CreateSampler, name: str, session: str, owner: str) -> Sampler:
+    """Return the sampler of a base model or a checkpoint. Raises: ApiError."""
+    base, directory = body.base_model, None
+    if body.model_path is not None:
+        checkpoint = service.checkpoints.find(body.model_path, owner)
+        directory = str(service.checkpoints.directory(checkpoint.path).relative_to(service.root))
+        base = checkpoint.base
+    if base is None:
+        raise ApiError(400, "create_sampling_session: give base_model or model_path")
+    found = service.bases.find(base).name
+    return Sampler(id=name, owner=owner, session=session, base=found, path=body.model_path, directory=directory)
 
 
 def _args(body: Sample) -> dict[str, Any]:

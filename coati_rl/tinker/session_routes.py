@@ -4,12 +4,21 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from coati_rl.tinker.bases import Base
 from coati_rl.tinker.bodies import CreateSession, SessionBody
 from coati_rl.tinker.http_bodies import read_body, read_json
 from coati_rl.tinker.service import Service
 
 _REFRESH_S = 300
 _MAX_DISCARDED = 2**24  # bytes of telemetry, which is not kept
+
+_CLIENT_FLAGS = {
+    "pjwt_auth_enabled": False,
+    "parallel_fwdbwd_chunks": True,
+    "proto_compress_fwdbwd": False,
+    "sample_join_sampling_session": True,
+    "custom_loss_server_side": False,
+}
 
 
 def session_router(service: Service) -> APIRouter:
@@ -22,26 +31,11 @@ def session_router(service: Service) -> APIRouter:
 
     @router.get("/get_server_capabilities", dependencies=[Depends(service.owner_of)])
     async def capabilities() -> Any:
-        models = [
-            {
-                "model_name": base.name,
-                "max_context_length": base.training.max_tokens,
-                "trainable": True,
-                "sampleable": True,
-            }
-            for base in service.bases.by_name.values()
-        ]
-        return {"supported_models": models}
+        return {"supported_models": [_described(base) for base in service.bases.by_name.values()]}
 
     @router.post("/client/config")
     async def config() -> Any:
-        return {
-            "pjwt_auth_enabled": False,
-            "parallel_fwdbwd_chunks": True,
-            "proto_compress_fwdbwd": False,
-            "sample_join_sampling_session": True,
-            "custom_loss_server_side": False,
-        }
+        return _CLIENT_FLAGS
 
     @router.post("/client/dynamic_config")
     async def dynamic_config() -> Any:
@@ -84,3 +78,8 @@ def session_router(service: Service) -> APIRouter:
         }
 
     return router
+
+
+def _described(base: Base) -> dict[str, Any]:
+    limit = base.training.max_tokens
+    return {"model_name": base.name, "max_context_length": limit, "trainable": True, "sampleable": True}

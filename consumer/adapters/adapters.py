@@ -24,10 +24,10 @@ from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapted_layers import A, B, adapted_layers, last_parts
 from coati_rl.model_files.adapter_files import ALL_LINEAR, PREFIX, WEIGHTS_FILE, AdapterSpec, read_adapter
 from consumer.adapters.four_bits import quantize, whole_weight
-from consumer.adapters.rank_sums import sum_backward, sum_forward
 from consumer.models.scalar_head import scalar_head
 from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import ParameterInfo
+from consumer.parallel.rank_sums import sum_backward, sum_forward
 
 _MAX_NAMED = 3  # names in a message
 

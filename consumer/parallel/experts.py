@@ -10,9 +10,10 @@ N tokens, H hidden size, E experts, K of them for each token.
 from types import MethodType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from consumer.parallel.rank_sums import sum_backward, sum_forward
 
 
 class ExpertsOfRank(nn.Module):
@@ -41,47 +42,12 @@ def _forward_of(group: dist.ProcessGroup, *, first: int) -> Any:
 
     def forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return [N, H] of hidden states [N, H], chosen experts int64[N, K] and their weights [N, K]."""
-        hidden_states = _summed_backward(hidden_states, group)
+        hidden_states = sum_backward(hidden_states, group)
         own = top_k_index - first
         is_own = (own >= 0) & (own < module.num_experts)
         own = own.masked_fill(~is_own, module.num_experts)
-        weights = _summed_backward(top_k_weights, group).masked_fill(~is_own, 0.0)
+        weights = sum_backward(top_k_weights, group).masked_fill(~is_own, 0.0)
         found = type(module).forward(module, hidden_states, own, weights)
-        return _SumOverRanks.apply(found, group)  # type: ignore[no-any-return, no-untyped-call]
+        return sum_forward(found, group)
 
     return forward
-
-
-def _summed_backward(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    return _SumOfGradients.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _SumOfGradients(torch.autograd.Function):
-    """Return a tensor that all ranks have unchanged; its gradient is the sum of theirs."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _summed(gradient, ctx.group), None
-
-
-class _SumOverRanks(torch.autograd.Function):
-    """Return the sum of the ranks' tensors; each rank has the whole gradient of it."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        return _summed(tensor, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-def _summed(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    total = tensor.contiguous().clone()
-    dist.all_reduce(total, group=group)
-    return total

@@ -2,7 +2,7 @@
 
 y = W x + s B A x, of every row with its model's A and B. A layer multiplies piece by piece, or pieces of equal shape at
 once (`products`), and adds the factors' gradients to their sums itself, in one order. Over tensor-parallel ranks the
-sums are those of `consumer.adapters.rank_sums`. G pieces of a group, m rows of each, r rank.
+sums are those of `consumer.parallel.rank_sums`. G pieces of a group, m rows of each, r rank.
 """
 
 from collections.abc import Iterator, Sequence

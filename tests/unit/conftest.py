@@ -1,8 +1,8 @@
 """Provide a small tokenizer and model. Heavy libraries are imported where they are used."""
 
-from pathlib import Path
-
 import pytest
+
+from tests.tiny_models import make_writer
 
 EOS_TOKEN = "<|endoftext|>"
 
@@ -33,35 +33,8 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def make_model_dir(tokenizer, tmp_path_factory):
-    """seed -> the directory of a Qwen3 of one layer, width 64, vocabulary 272, 1024 positions, with random weights."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    made: dict[int, Path] = {}
-
-    def make(seed: int = 0) -> Path:
-        if seed not in made:
-            directory = tmp_path_factory.mktemp("models") / f"tiny-{seed}"
-            config = Qwen3Config(
-                vocab_size=272,
-                hidden_size=64,
-                intermediate_size=128,
-                num_hidden_layers=1,
-                num_attention_heads=2,
-                num_key_value_heads=1,
-                head_dim=32,
-                max_position_embeddings=1024,
-                tie_word_embeddings=True,
-                eos_token_id=tokenizer.eos_token_id,
-                pad_token_id=tokenizer.pad_token_id,
-            )
-            torch.manual_seed(seed)
-            Qwen3ForCausalLM(config).save_pretrained(directory)
-            tokenizer.save_pretrained(directory)
-            made[seed] = directory
-        return made[seed]
-
-    return make
+    """seed -> the directory of a tiny model with a vocabulary of 272, see `make_writer`."""
+    return make_writer(tokenizer, 272, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

@@ -58,15 +58,18 @@ def whole_results(layout: str, ranks: list[Any]) -> tuple[float, list[np.ndarray
 def test_each_loss_has_the_gradient_of_plain_torch_with_peft(
     layout: str, loss: str, recorded: Recorded, model_dir: Path, start: Path
 ) -> None:
-    check(layout, [each["gradients"][loss] for each in recorded[layout]], loss, model_dir, start)
+    assert_is_the_plain_pass(layout, [each["gradients"][loss] for each in recorded[layout]], loss, model_dir, start)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_several_targets_of_a_position(layout: str, recorded: Recorded, model_dir: Path, start: Path) -> None:
-    check(layout, [each["several"] for each in recorded[layout]], "cross_entropy", model_dir, start, width=3)
+    found = [each["several"] for each in recorded[layout]]
+    assert_is_the_plain_pass(layout, found, "cross_entropy", model_dir, start, width=3)
 
 
-def check(layout: str, found: list[Any], loss: str, model_dir: Path, start: Path, **options: Any) -> None:
+def assert_is_the_plain_pass(
+    layout: str, found: list[Any], loss: str, model_dir: Path, start: Path, **options: Any
+) -> None:
     model = read_peft(model_dir, start)
     total, logprobs = plain_pass(model, request("a", 1, loss, **options).data, loss)
     its_total, its_logprobs = whole_results(layout, [results for results, _ in found])

@@ -1,8 +1,9 @@
-"""Sum the short vectors between an adapter's two factors over tensor-parallel ranks, forward or backward.
+"""Sum over tensor-parallel ranks in float32, in the forward or in the backward alone.
 
-A layer whose weight is cut by columns of its output has B cut likewise: each rank's gradient of A @ x is a part of it.
-One whose weight is cut by rows of its input has A cut likewise: each rank's A @ x is a part. The sum is over vectors of
-the rank's length, in float32, and not over hidden states; each factor's gradient is whole on every rank.
+Of an adapter: a layer whose weight is cut by columns of its output has B cut likewise, and each rank's gradient of
+A @ x is a part of it; one whose weight is cut by rows of its input has A cut likewise, and each rank's A @ x is a part.
+What is summed are vectors of the adapter's rank, not hidden states. Of a layer's experts: outputs, and gradients of
+inputs.
 """
 
 from typing import Any

@@ -9,11 +9,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from coati_rl.algorithms.sums import is_maximum
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapter_files import PREFIX
 from coati_rl.observability.step_files import GRADIENTS, step_file
 from coati_rl.ops.gradient_sketch import place_of, summary_of
 from coati_rl.protocols import Role
+from coati_rl.replay.rollout_stages import MAX_GAP
 from coati_rl.replay.stage import ReplayStage, checked, unchecked
 from coati_rl.replay.training import RecomputedTraining, StepBatch, StepResult, norm_of
 from coati_rl.run_reader.json_lines import read_json_lines
@@ -29,6 +31,7 @@ class Tolerance:
     """Bound what rounding explains."""
 
     metric: float  # relative, and absolute of numbers below 1
+    largest: float  # likewise, of a metric that is its largest token's: rounding of one token is no mean
     gradient: float  # of a tensor's norm and signed sums, relative to its norm
     # Where a tensor differs by more: a signed sum, in norms of plain transformers' rounding in the run's precision. The
     # norm of what was rounded is the deviation of such a sum, and the largest of a hundred is about three of these.
@@ -48,8 +51,11 @@ def tolerance_of(precision: torch.dtype, *, is_retrained: bool) -> Tolerance:
     """
     if precision == torch.float32:
         near = 1e-3 if is_retrained else 1e-5
-        return Tolerance(metric=max(near, 2e-5), gradient=near, rounding=3 * _WHOLE, whole=_WHOLE, update=2e-2)
-    return Tolerance(metric=5e-2, gradient=1e-3, rounding=32.0 if is_retrained else 8.0, whole=None, update=None)
+        metric = max(near, 2e-5)
+        return Tolerance(metric=metric, largest=metric, gradient=near, rounding=3 * _WHOLE, whole=_WHOLE, update=2e-2)
+    mean, largest = MAX_GAP[precision]
+    rounding = 32.0 if is_retrained else 8.0
+    return Tolerance(metric=mean, largest=largest, gradient=1e-3, rounding=rounding, whole=None, update=None)
 
 
 MASTER = "master"  # the kind of a checkpoint's float32 tensors
@@ -73,9 +79,10 @@ def _compared(
         if key not in record:
             continue
         recorded = record[key]
+        limit = tolerance.largest if is_maximum(key) else tolerance.metric
         if (value is None) != (recorded is None):
             problem = problem or f"{key}: recorded {recorded}, recomputed {value}"
-        elif value is not None and not _is_close(value, recorded, tolerance.metric):
+        elif value is not None and not _is_close(value, recorded, limit):
             problem = problem or f"{key}: recorded {recorded:.9g}, recomputed {value:.9g}"
     shown = [f"{key} {value:.6g}" for key, value in found.items() if value is not None and key in record]
     return checked(name, problem, ", ".join(shown[:4]))

@@ -113,9 +113,9 @@ def pairwise_trials(run: Run) -> list[Trial]:
     ]
     if run == WITH_OTHER_MODELS:
         trials += [
-            Trial(model, first, latin_cut(3 * number, place))
+            Trial(model, first, latin_cut(0, place))
             for number, model in enumerate(OTHER_MODELS)
-            for place in range(3)
+            for place in range(number, 3, len(OTHER_MODELS))
         ]
     return trials + [latin_trial(run, others[number], number, place) for number, place in others_of(run)]
 

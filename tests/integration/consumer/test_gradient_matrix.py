@@ -133,10 +133,10 @@ def test_any_two_axes_meet_in_all_their_values() -> None:
 
 
 def test_other_architectures_meet_every_kind_of_cut_in_stages_of_uneven_length() -> None:
-    for model in OTHER_MODELS:
-        cuts = [trial.cut for trial in trials_of(WITH_OTHER_MODELS, is_all=False) if trial.model == model]
-        for axis, values in CUT_AXES.items():
-            assert {getattr(cut, axis) for cut in cuts} == {*values}, (model, axis)
+    trials = [trial for trial in trials_of(WITH_OTHER_MODELS, is_all=False) if trial.model in OTHER_MODELS]
+    assert {trial.model for trial in trials} == {*OTHER_MODELS}
+    for axis, values in CUT_AXES.items():
+        assert {getattr(trial.cut, axis) for trial in trials} == {*values}, axis
 
 
 def test_all_is_the_whole_product_and_the_fast_choice_about_a_fifth_of_it() -> None:

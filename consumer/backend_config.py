@@ -64,6 +64,7 @@ class BackendConfig:
     wire_dtype: torch.dtype = torch.float32  # dtype of exported weights: the inference engines' dtype
     sends_adapters: bool = False  # alone, and not merged into the base, which the engines have
     gradient_checkpointing: bool = False
+    offload_activations: bool = False  # what is checkpointed waits in host memory
     balancing_coeff: float | None = None  # of the loss that balances the policy's experts; None: not observed
     compile_ops: bool | None = None  # see `compiled_ops`; None: on a GPU
     keep_checkpoints: int | None = None  # None: all

@@ -6,6 +6,7 @@ from coati_rl.protocols import Role
 from consumer.adapter_view import AdapterView, views
 from consumer.backend_config import BackendConfig, ModelSource
 from consumer.models.loading import take_own_memory
+from consumer.models.offloaded_activations import offload_layer_inputs
 from consumer.parallel.parallelism import Parallelism
 from consumer.role_models import RoleModel
 
@@ -36,6 +37,8 @@ def _load(role: Role, source: ModelSource, config: BackendConfig, parallelism: P
         adapters=source.adapters,
         balancing_coeff=config.balancing_coeff if role == "policy" else None,
     )
+    if source.optimizer is not None and config.offload_activations:
+        offload_layer_inputs(model.module)
     if role == "old" or source.is_saved:
         take_own_memory(model.module)
     if ("optimizer" if source.optimizer is not None else role) in config.offload:

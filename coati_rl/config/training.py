@@ -49,6 +49,11 @@ class TrainersConfig(Section):
         "Recompute activations in the backward pass instead of keeping them; on GPUs the default without -tmbs, and "
         "where no layout that may be chosen fits otherwise.",
     )
+    offload_activations: bool = execution(
+        False,
+        "Recompute activations as --gradient-checkpointing does, and have what each decoder layer begins with wait for "
+        "the backward pass in host memory: for rows that are too long with checkpointing alone; no change on the CPU.",
+    )
     compile_ops: bool | None = execution(
         None,
         "Compile norms, rotary embeddings, activations and the loss over the vocabulary, one kernel each "
@@ -95,6 +100,11 @@ class TrainersConfig(Section):
     def ranks_per_group(self) -> int:
         """Trainers that compute the same samples together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.context_parallel_size
+
+    @property
+    def recomputes_activations(self) -> bool:
+        """Whether the backward pass computes each decoder layer's activations again."""
+        return self.gradient_checkpointing or self.offload_activations
 
     @property
     def group_formula(self) -> str:

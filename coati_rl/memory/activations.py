@@ -71,6 +71,11 @@ def layer_bytes(
     return size.tokens * (norms + attention + mlp + vectors) + size.path_tokens * a * 2 * shape.keys
 
 
+def layer_input_bytes(shape: ModelShape, size: MicroBatchSize, precision: str) -> int:
+    """Return what gradient checkpointing keeps of one decoder layer."""
+    return size.tokens * item_bytes(precision) * shape.hidden
+
+
 def _attention_item_bytes(size: MicroBatchSize, precision: str, device: Device) -> int:
     """Return a: as an element of the model, or 4 bytes where short samples are attended to in float32."""
     is_short = device == "cpu" and size.longest <= FLOAT32_ATTENTION
@@ -85,6 +90,7 @@ def kept_bytes(
     *,
     layers: int,
     is_recomputed: bool,
+    is_offloaded: bool = False,
     adapters: AdapterShape | None = None,
 ) -> int:
     """Return what autograd keeps of a whole forward up to the last norm, and that norm's output, which the head reads.
@@ -99,6 +105,7 @@ def kept_bytes(
         layers: on this pipeline stage.
         is_recomputed: with gradient checkpointing a layer keeps its input alone, e H, and the backward computes one
             layer at a time again.
+        is_offloaded: these inputs are in host memory but for two, one that is used and one on its way.
         adapters: trained in place of the weights. The embedding, which is not trained, has no gradient then, and the
             first layer does not keep its norm's input.
     """
@@ -111,7 +118,8 @@ def kept_bytes(
         once += size.masked * _attention_item_bytes(size, precision, device)
     one = layer_bytes(shape, size, precision, device, adapters)
     if is_recomputed:
-        return layers * size.tokens * e * shape.hidden + once + (one if layers else 0)
+        inputs = min(layers, 2) if is_offloaded else layers
+        return inputs * layer_input_bytes(shape, size, precision) + once + (one if layers else 0)
     return layers * one + once
 
 

@@ -106,11 +106,10 @@ def trainer_memory(
     kept_versions: int = 0,
     backend: CollectiveBackend | None = None,
 ) -> ProcessMemory:
-    """Return the memory of a trainer rank, the largest one.
+    """Return the memory of a run's trainer rank, the largest one.
 
     Args:
-        config: of the run.
-        models: that it holds.
+        config, models: of the run, and that it holds.
         size: of its largest micro-batch.
         machine: the devices.
         has_several_micro_batches: in a step.
@@ -232,7 +231,8 @@ def _trainer_layout(config: TrainingConfig, device: Device, *, has_several_micro
         dp=config.num_copies,
         pp=parallel.pipeline_parallel_size,
         zero_stage=parallel.zero_stage if config.num_copies > 1 else 0,
-        gradient_checkpointing=parallel.gradient_checkpointing,
+        gradient_checkpointing=parallel.recomputes_activations,
+        offloads_activations=parallel.offload_activations and device == "cuda",
         has_several_micro_batches=has_several_micro_batches,
         adam_moments=0 if is_plugin(config.optimizer.optimizer) else ADAM_MOMENTS,
         offloads_optimizer="optimizer" in offloaded(config),

@@ -17,6 +17,7 @@ from coati_rl.memory.activations import (
     item_bytes,
     kept_bytes,
     layer_bytes,
+    layer_input_bytes,
 )
 from coati_rl.memory.adapters import AdapterShape
 from coati_rl.memory.model_shape import ModelShape
@@ -43,6 +44,7 @@ class TrainerLayout:
     pp: int = 1
     zero_stage: int = 0  # 0 with one data-parallel rank
     gradient_checkpointing: bool = False
+    offloads_activations: bool = False  # what layers begin with waits in host memory
     has_several_micro_batches: bool = True  # in a step, so that gradients are held while activations are
     adam_moments: int = ADAM_MOMENTS  # of the optimizer's states; 0: unknown
     adapters: AdapterShape | None = None  # trained in place of the weights
@@ -95,9 +97,16 @@ def trained_bytes(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout
 
 
 def offloaded_bytes(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> int:
-    """Return what the largest rank keeps of a trained model elsewhere, between two steps."""
-    in_step = _moments(shape, size, layout)[-1]
-    return sum(in_step.get(name, 0) for name in _OFFLOADED) if layout.offloads_optimizer else 0
+    """Return what the largest rank keeps of a trained model elsewhere, in a backward pass, where it is most."""
+    num_bytes = 0
+    if layout.offloads_optimizer:
+        in_step = _moments(shape, size, layout)[-1]
+        num_bytes += sum(in_step.get(name, 0) for name in _OFFLOADED)
+    if layout.offloads_activations:
+        in_flight = layout.pp if layout.has_several_micro_batches else 1
+        layers = in_flight * -(-shape.num_layers // layout.pp)
+        num_bytes += layers * layer_input_bytes(shape, size, layout.precision)
+    return num_bytes
 
 
 def _moments(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> list[Parts]:
@@ -179,6 +188,7 @@ def _kept_bytes(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout, 
         layout.device,
         layers=layers,
         is_recomputed=layout.gradient_checkpointing,
+        is_offloaded=layout.offloads_activations,
         adapters=layout.adapters,
     )
 

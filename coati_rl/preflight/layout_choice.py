@@ -83,7 +83,7 @@ def _first_that_fits(
 ) -> tuple[Change, str]:
     """Return the layout to take, with other settings where that is needed, and in how far it fits."""
     roomy, tight = (partial(check.trainers_fit, share=share) for share in (1 - ROOM, 1.0))
-    if "gradient_checkpointing" not in given and not check.config.parallel.gradient_checkpointing:
+    if "gradient_checkpointing" not in given and not check.config.parallel.recomputes_activations:
         changes = [*changes, *(each | RECOMPUTED for each in changes)]
     whole = [
         each for each in changes if each.values["tensor_parallel_size"] * each.values["pipeline_parallel_size"] == 1

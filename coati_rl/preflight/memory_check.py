@@ -162,7 +162,7 @@ class MemoryCheck(Generic[Job]):
         gpu_memory = self.machine.gpu_bytes
         if gpu_memory is None or self.machine.device == "cpu":
             return ""
-        recomputed = "" if self.config.parallel.gradient_checkpointing else f" {RECOMPUTED.flags}"
+        recomputed = "" if self.config.parallel.recomputes_activations else f" {RECOMPUTED.flags}"
         least, _ = self._budgets(self.config)
         for doublings in range(1, 11):
             trainers = self.config.parallel.num_trainers * 2**doublings
@@ -184,8 +184,10 @@ class MemoryCheck(Generic[Job]):
         """Yield changes of one setting each, the smallest first; those of precision last, as it changes results."""
         config, flat = self.config, self.config.flat()
         parallel = config.parallel
-        if not parallel.gradient_checkpointing:
+        if not parallel.recomputes_activations:
             yield RECOMPUTED
+        if self.machine.device == "cuda" and not parallel.offload_activations:
+            yield Change(flags="--offload-activations", values={"offload_activations": True})
         if flat.get("precompute_reference") is False:
             yield Change(flags="--precompute-reference", values={"precompute_reference": True})
         in_flight: int = getattr(config, "sequences_in_flight", 0)

@@ -175,6 +175,12 @@ def test_gradient_checkpointing__reaches_the_training_engine(backend_of, config_
     assert backend_of(config_with(gradient_checkpointing=is_on)).gradient_checkpointing is is_on
 
 
+def test_offload_activations__reaches_the_training_engine_and_recomputes(backend_of, config_with):
+    backend = backend_of(config_with(offload_activations=True))
+    assert backend.offload_activations and backend.gradient_checkpointing
+    assert not backend_of(config_with()).offload_activations
+
+
 @pytest.mark.parametrize("is_on", [None, False, True])
 def test_compile_ops__reaches_the_training_engine(backend_of, config_with, is_on):
     assert backend_of(config_with(compile_ops=is_on)).compile_ops is is_on

@@ -93,6 +93,17 @@ def test_recomputed_activations_take_less_and_grow_with_tokens():
     assert total(256, gradient_checkpointing=True) < total(256)
 
 
+def test_offloaded_activations_are_two_layers_inputs_on_the_device_and_all_in_host_memory():
+    size = MicroBatchSize(tokens=4096, loss_tokens=1, longest=4096)
+    layout = TrainerLayout(precision="bf16", device="cuda", gradient_checkpointing=True)
+    offloaded = replace(layout, offloads_activations=True)
+    one = 4096 * 2 * 8  # bytes of a layer's input
+    plain, less = (trainer_parts(SHAPE, size, each)["activations"] for each in (layout, offloaded))
+    assert plain - less == (10 - 2) * one
+    assert offloaded_bytes(SHAPE, size, offloaded) == 10 * one
+    assert offloaded_bytes(SHAPE, size, replace(offloaded, offloads_optimizer=True)) == 10 * one + 12 * WEIGHTS
+
+
 @pytest.mark.parametrize(("several", "in_flight"), [(True, 4), (False, 1)])
 def test_the_first_of_four_stages_keeps_four_micro_batches_and_no_logits(several, in_flight):
     size = MicroBatchSize(tokens=4096, loss_tokens=1, longest=4096)

@@ -5,7 +5,7 @@
 Each row is a plan as --dry-run makes it, by the same choice and the same forecast, from the shape of a model alone.
 Half of the GPUs are trainers, or three quarters where half do not hold the model; the others are engines, of as many
 ranks as leave the cache room for half of the samples in flight at their longest. A run needs two GPUs; on one a model
-can be fine-tuned (coati-rl sft).
+can be fine-tuned (coati-rl sft). The last table is of fine-tunings on rows of 131,072 tokens.
 
 With --check nothing is written; the exit status is 1 if the page differs from the planner.
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.config import Config
+from coati_rl.config.fields import given_flags
 from coati_rl.config.gpu_rules import with_device_defaults
 from coati_rl.config.jobs.sft import SftJobConfig
 from coati_rl.config.offline_rules import with_offline_defaults
@@ -42,6 +43,9 @@ GPU_BYTES = 80 * GIB
 MACHINE = Machine(device="cuda", host_bytes=2**40, gpu_bytes=GPU_BYTES)
 NO_CHANGE = Change(flags="", values={})
 NUM_GPUS = (1, 8, 16, 64)
+NUM_LONG_ROW_GPUS, LONG_ROW = 8, 2**17
+LONG_ROW_MODELS = ("Qwen3-0.6B", "Qwen2.5-7B", "Qwen2.5-32B")
+LAYOUT_FIELDS = ("plugin", "context_parallel_size", "gradient_checkpointing", "offload_activations")
 COLUMNS = {  # of a trainer: parts of the forecast, of which FSDP2's parameters are masters
     "weights": ("parameters", "gathered"),
     "masters": ("masters",),
@@ -237,6 +241,30 @@ def table_lines() -> Iterator[str]:
             yield _row([model, str(count), *plan.part_cells()])
 
 
+def long_row_lines() -> Iterator[str]:
+    """Yield the lines of the table of long rows: a fine-tuning on 8 GPUs, whose rows are cut over none, or all."""
+    yield from _heading(["model", "layout", "trainer", "its host", "activations"])
+    for model in LONG_ROW_MODELS:
+        for cp in (1, NUM_LONG_ROW_GPUS):
+            for offloads in (False, True):
+                parallel = {"plugin": "fsdp2", "context_parallel_size": cp, "offload_activations": offloads}
+                config = SftJobConfig(
+                    **parallel,
+                    gradient_checkpointing=not offloads,
+                    num_trainers=NUM_LONG_ROW_GPUS,
+                    max_length=LONG_ROW,
+                    max_tokens_per_microbatch=LONG_ROW,
+                    master_address="10.0.0.1",
+                )
+                checked = job_check(config, hf_config_of(model), MACHINE, samples=(), check_layout=check_layout)
+                (trainer,) = checked.forecast(config).processes
+                sizes = [_total(trainer.parts), _total(trainer.on_one_host("cuda"))]
+                sizes += _sizes(trainer.parts, {"activations": COLUMNS["activations"]})
+                sizes[0] += "" if checked.fits(None) else ", refused"
+                flags = " ".join(given_flags(config.parallel, LAYOUT_FIELDS)).replace(" True", "")
+                yield _row([model, f"`{flags}`", *sizes])
+
+
 def _heading(columns: list[str]) -> list[str]:
     return [_row(columns), _row(["---"] * len(columns))]
 
@@ -256,7 +284,7 @@ def page() -> str:
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    table = "\n".join(table_lines())
+    table = "\n".join([*table_lines(), "", *long_row_lines()])
     return f"{before}{BEGIN}\n{table}\n\n{END}{after}"
 
 

@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -244,25 +245,18 @@ def table_lines() -> Iterator[str]:
 def long_row_lines() -> Iterator[str]:
     """Yield the lines of the table of long rows: a fine-tuning on 8 GPUs, whose rows are cut over none, or all."""
     yield from _heading(["model", "layout", "trainer", "its host", "activations"])
-    for model in LONG_ROW_MODELS:
-        for cp in (1, NUM_LONG_ROW_GPUS):
-            for offloads in (False, True):
-                parallel = {"plugin": "fsdp2", "context_parallel_size": cp, "offload_activations": offloads}
-                config = SftJobConfig(
-                    **parallel,
-                    gradient_checkpointing=not offloads,
-                    num_trainers=NUM_LONG_ROW_GPUS,
-                    max_length=LONG_ROW,
-                    max_tokens_per_microbatch=LONG_ROW,
-                    master_address="10.0.0.1",
-                )
-                checked = job_check(config, hf_config_of(model), MACHINE, samples=(), check_layout=check_layout)
-                (trainer,) = checked.forecast(config).processes
-                sizes = [_total(trainer.parts), _total(trainer.on_one_host("cuda"))]
-                sizes += _sizes(trainer.parts, {"activations": COLUMNS["activations"]})
-                sizes[0] += "" if checked.fits(None) else ", refused"
-                flags = " ".join(given_flags(config.parallel, LAYOUT_FIELDS)).replace(" True", "")
-                yield _row([model, f"`{flags}`", *sizes])
+    for model, cp, offloads in product(LONG_ROW_MODELS, (1, NUM_LONG_ROW_GPUS), (False, True)):
+        lengths = {"max_length": LONG_ROW, "max_tokens_per_microbatch": LONG_ROW}
+        layout = {"plugin": "fsdp2", "context_parallel_size": cp, "num_trainers": NUM_LONG_ROW_GPUS}
+        memory = {"gradient_checkpointing": not offloads, "offload_activations": offloads}
+        config = SftJobConfig(**lengths, **layout, **memory, master_address="10.0.0.1")
+        checked = job_check(config, hf_config_of(model), MACHINE, samples=(), check_layout=check_layout)
+        (trainer,) = checked.forecast(config).processes
+        sizes = [_total(trainer.parts), _total(trainer.on_one_host("cuda"))]
+        sizes += _sizes(trainer.parts, {"activations": COLUMNS["activations"]})
+        sizes[0] += "" if checked.fits(None) else ", refused"
+        flags = " ".join(given_flags(config.parallel, LAYOUT_FIELDS)).replace(" True", "")
+        yield _row([model, f"`{flags}`", *sizes])
 
 
 def _heading(columns: list[str]) -> list[str]:

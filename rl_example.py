@@ -88,7 +88,7 @@ def prepare_run(config: Config, *, is_dry_run: bool) -> "tuple[Prepared, tuple[s
 
 def _prepare(config: Config, *, is_dry_run: bool) -> "tuple[Prepared, Callable[[], GroupScorer], tuple[str, ...]]":
     """Return the run's inputs, what makes its scorers, and warnings. Raises: ConfigError."""
-    from coati_rl.preflight.prepare import prepare
+    from coati_rl.preflight.prepare import RunPreparation
     from coati_rl.preflight.prompts import RewardFacts
     from consumer.parallel.layout_rules import check_layout
     from consumer.proofs.model import try_model
@@ -102,17 +102,16 @@ def _prepare(config: Config, *, is_dry_run: bool) -> "tuple[Prepared, Callable[[
     make_scorer = scorer_factory(config)
     check_engine_args(config.sampling.engine_arg)
     check_quantization(config.sampling.quantization, gets_updates=True)
-    environment = check_environment(config)
-    prepared = prepare(
-        config,
+    preparation = RunPreparation(
         rewards=RewardFacts(
             default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth, columns_of=columns_of
         ),
         check_layout=check_layout,
         try_model=try_model,
         is_dry_run=is_dry_run,
-        environment=environment,
+        environment=check_environment(config),
     )
+    prepared = preparation.prepare(config)
     model = Path(prepared.config.model.model)
     if prepared.config.sampling.backend == "transformers" and model.is_dir():  # in a dry run it may be elsewhere
         check_decoding(model)

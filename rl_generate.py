@@ -20,7 +20,7 @@ from coati_rl.config.cli import parse_job
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.generate_rules import check_generate
 from coati_rl.config.installed import with_installed
-from coati_rl.errors import CoatiError, ConfigError
+from coati_rl.processes.exit_codes import exit_code_of
 from coati_rl.processes.exit_messages import print_lines
 from coati_rl.processes.slow_phase import slow_phase
 from coati_rl.processes.subreaper import run_under_subreaper
@@ -39,23 +39,17 @@ _say = functools.partial(print_lines, prog=_PROG)
 def main(argv: Sequence[str], scratch: Path) -> int:
     """Run the command line and return its exit code; `scratch` is a temporary directory."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    try:
+
+    def body() -> None:
         config, is_dry_run = parse_job(argv, GenerateConfig)
         config = with_installed(config, _say)
         check_generate(config)
-        return _run(config, is_dry_run=is_dry_run)
-    except ConfigError as error:
-        _say(str(error))
-        return 2
-    except CoatiError as error:
-        _say(f"failed: {' '.join(str(error).split())}; the same command goes on")
-        return 1
-    except KeyboardInterrupt:
-        _say("interrupted; the same command goes on")
-        return 130
+        _run(config, is_dry_run=is_dry_run)
+
+    return exit_code_of(body, prog=_PROG, goes_on="; the same command goes on")
 
 
-def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
+def _run(config: GenerateConfig, *, is_dry_run: bool) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before torch is imported
     has_gpu = config.engine.device != "cpu" and any(Path("/dev").glob("nvidia[0-9]*"))
     _set_environment("cuda" if has_gpu else "cpu", config)  # before transformers is imported
@@ -90,12 +84,11 @@ def _run(config: GenerateConfig, *, is_dry_run: bool) -> int:
     if is_dry_run:
         first = first_prompt_lines(run, prepared.prompts.prompts, is_scored=config.is_scored)
         print("\n".join([*prepared.lines(), *first]))
-        return 0
+        return
     with output:
         figures = _generate(prepared, output, make_scorer)
     with suppress(OSError):  # the terminal may be closed
         print(f"done: {prepared.output}: {json.dumps(figures)}", flush=True)
-    return 0
 
 
 def _generate(

@@ -70,11 +70,12 @@ def _run(config: OfflineConfig, early: Sequence[Spawned], *, is_dry_run: bool, s
 
 def prepare_job(config: OfflineConfig, *, is_dry_run: bool) -> "tuple[PreparedDataset, tuple[str, ...]]":
     """Return the job's inputs, and warnings. Raises: ConfigError."""
-    from coati_rl.preflight.prepare_offline import prepare_offline
+    from coati_rl.preflight.prepare_offline import DatasetPreparation
     from consumer.parallel.layout_rules import check_layout
     from consumer.proofs.model import try_model
 
-    prepared = prepare_offline(config, check_layout=check_layout, try_model=try_model, is_dry_run=is_dry_run)
+    preparation = DatasetPreparation(check_layout=check_layout, try_model=try_model, is_dry_run=is_dry_run)
+    prepared = preparation.prepare(config)
     return prepared, prepared.warnings
 
 

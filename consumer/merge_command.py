@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coati_rl.config.training import TrainingConfig
-from coati_rl.errors import CoatiError, ConfigError, RunError
+from coati_rl.errors import ConfigError, RunError
+from coati_rl.processes.exit_codes import exit_code_of
 from coati_rl.processes.run_dir import RunPaths
 
 _PROG = "coati-rl merge"
@@ -37,13 +38,12 @@ def main(arguments: Sequence[str]) -> int:
     if len(parsed.paths) not in (2, 3):
         parser.error("give [BASE] ADAPTER OUT")
     *base, adapter, out = parsed.paths
-    try:
+
+    def body() -> None:
         lines = merge(base[0] if base else None, adapter, Path(out).expanduser(), precision=parsed.precision)
-    except CoatiError as error:
-        sys.stderr.write(f"{_PROG}: {error}\n")
-        return 2 if isinstance(error, ConfigError) else 1
-    sys.stdout.write("".join(f"{_PROG}: {line}\n" for line in lines))
-    return 0
+        sys.stdout.write("".join(f"{_PROG}: {line}\n" for line in lines))
+
+    return exit_code_of(body, prog=_PROG)
 
 
 def export_run(config: TrainingConfig, paths: RunPaths) -> list[str]:

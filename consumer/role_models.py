@@ -76,15 +76,7 @@ class RoleModel:
         self.routers = Routers.attached(self.module, balancing_coeff)
         self.infos = describe_parameters(self.module, parallelism.layout, parallelism.layers_per_stage(self.module))
         self.adapters = None if adapters is None else Adapters(self.module, self.infos, adapters)
-        self.torch_optimizer: Any = None
-        if optimizer is None:
-            self.module.requires_grad_(False)
-        else:
-            self.torch_optimizer = make_optimizer(
-                dict(self.module.named_parameters()) if self.adapters is None else self.adapters.parameters,
-                optimizer,
-                without_decay=names_without_decay(self.module),
-            )
+        self.torch_optimizer = self._made_optimizer()
         factors, attach = tuple[ParameterInfo, ...](), None
         if self.adapters is not None:
             factors = self.adapters.factor_infos
@@ -93,11 +85,19 @@ class RoleModel:
         self.parameters = self._sharded.parameters
         self.memory = ModelMemory(self.module, self.parameters, self.torch_optimizer)
         self._num_accumulated = 0  # since the last optimizer step
+        self.gradients: dict[str, Tensor] = {}  # summed over all ranks, from `reduce_gradients` to the update
         if compiles_ops:
             compiled = CompiledOps(self.module, device=parallelism.device, dtype=DTYPES[precision])
             if not parallelism.sum_over_ranks(float(not compiled.are_right())):  # all ranks have the same bits
                 compiled.use()
-        self.gradients: dict[str, Tensor] = {}  # summed over all ranks, from `reduce_gradients` to the update
+
+    def _made_optimizer(self) -> Any:
+        """Return the optimizer of what is trained; None for a frozen model, whose weights need no gradient then."""
+        if self._optimizer is None:
+            self.module.requires_grad_(False)
+            return None
+        parameters = dict(self.module.named_parameters()) if self.adapters is None else self.adapters.parameters
+        return make_optimizer(parameters, self._optimizer, without_decay=names_without_decay(self.module))
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
         """Return log-probabilities, a scalar head's values or hidden states without gradient; see `ShardedModel`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from coati_rl.config.cli import parse_job
 from coati_rl.config.installed import with_installed
 from coati_rl.config.serve import ServeConfig
-from coati_rl.errors import CoatiError, ConfigError
+from coati_rl.processes.exit_codes import exit_code_of
 from coati_rl.processes.exit_messages import print_lines
 from coati_rl.processes.subreaper import run_under_subreaper
 
@@ -39,22 +39,16 @@ def serve_main(arguments: Sequence[str], _scratch: Path) -> int:
     """Run `serve` in this process. Raises: SystemExit(0) on SIGTERM."""
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--model", *arguments]
-    try:
+
+    def body() -> None:
+        say = functools.partial(print_lines, prog=_PROG)
         config, is_dry_run = parse_job(arguments, ServeConfig)
-        config = with_installed(config, functools.partial(print_lines, prog=_PROG))
+        config = with_installed(config, say)
         from producer.serve_command import serve_model
 
-        serve_model(config, say=functools.partial(print_lines, prog=_PROG), is_dry_run=is_dry_run)
-    except ConfigError as error:
-        print_lines(str(error), prog=_PROG)
-        return 2
-    except CoatiError as error:
-        print_lines(f"failed: {' '.join(str(error).split())}", prog=_PROG)
-        return 1
-    except KeyboardInterrupt:
-        print_lines("interrupted", prog=_PROG)
-        return 130
-    return 0
+        serve_model(config, say=say, is_dry_run=is_dry_run)
+
+    return exit_code_of(body, prog=_PROG)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, cast
 import uvicorn
 from fastapi import FastAPI, Request
 
-from coati_rl.config.engine_rules import backend_problems, check_engine_device
+from coati_rl.config.engine_rules import check_engine_device
+from coati_rl.config.needs import need_problems
 from coati_rl.config.serve import ServeConfig
 from coati_rl.errors import ConfigError
 from coati_rl.processes.http_server import listen, server_config, url_of
@@ -61,10 +62,8 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
     from producer.served_weights import named_models, served_weights
 
     engine = config.engine
-    if engine.producer_tensor_parallel_size > 1 and engine.backend != "vllm":
-        raise ConfigError(f"-ptp {engine.producer_tensor_parallel_size}: only vllm is tensor parallel; use -b vllm")
-    if problem := next(backend_problems(engine), None):
-        raise ConfigError(problem)
+    if problems := [*need_problems(config)]:
+        raise ConfigError("\n".join(problems))
     check_engine_args(engine.engine_arg)
     check_quantization(engine.quantization, gets_updates=False)
     device = engine_device(engine.device, width=engine.producer_tensor_parallel_size)

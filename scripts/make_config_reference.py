@@ -17,7 +17,9 @@ from pydantic.fields import FieldInfo
 from coati_rl.config import Config
 from coati_rl.config.commands import OFFLINE
 from coati_rl.config.fields import Section, described, role_of, shown, spelling
+from coati_rl.config.needs import needed
 from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.sections import JobConfig
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 MARK = "<!-- What follows is written by scripts/make_config_reference.py from the config model. -->\n"
@@ -60,10 +62,10 @@ def section_lines(name: str, section: type[Section]) -> Iterator[str]:
     """Write a section: its heading and a table with a row for each field."""
     yield f"\n## {name}\n"
     yield f"{(section.__doc__ or '').strip().splitlines()[0]}\n"
-    yield from table_lines(section.model_fields)
+    yield from table_lines(Config, section.model_fields)
 
 
-def table_lines(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
+def table_lines(job: type[JobConfig], fields: Mapping[str, FieldInfo]) -> Iterator[str]:
     """Write a table with a row for each field."""
     yield "| flag | short | type | default | role | what it sets |"
     yield "|---|---|---|---|---|---|"
@@ -75,7 +77,7 @@ def table_lines(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
             type_name(field.annotation, str(described(field, "metavar"))) + bounds(field),
             default_text(field.default),
             role_of(field),
-            field.description or "",
+            (field.description or "") + (f" Needs {needs}." if (needs := needed(job, field_name)) else ""),
         ]
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -87,14 +89,14 @@ def offline_lines() -> Iterator[str]:
     same = [f"`{spelling(name, field)}`" for name, field in common.items() if name not in new]
     yield "\n## Jobs on a dataset\n"
     yield f"Flags of {', '.join(f'`{job.COMMAND}`' for job in OFFLINE.values())}; see [jobs on a dataset](jobs.md).\n"
-    yield from table_lines(new)
+    yield from table_lines(OfflineConfig, new)
     yield textwrap.fill(
         f"\nAs above: {', '.join(same)}.", 160, replace_whitespace=False, break_long_words=False, break_on_hyphens=False
     )
     for job in OFFLINE.values():
         yield f"\n### {job.COMMAND}\n"
         yield f"{job.SUMMARY}\n"
-        yield from table_lines(differing(job.fields(), common))
+        yield from table_lines(job, differing(job.fields(), common))
 
 
 def differing(fields: Mapping[str, FieldInfo], others: Mapping[str, FieldInfo]) -> dict[str, FieldInfo]:

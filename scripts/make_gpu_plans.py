@@ -13,7 +13,7 @@ With --check nothing is written; the exit status is 1 if the page differs from t
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -33,7 +33,7 @@ from coati_rl.memory.nearest import Change
 from coati_rl.memory.run_memory import Machine
 from coati_rl.memory.trainer import Parts
 from coati_rl.preflight.job_memory import job_check, run_check
-from coati_rl.preflight.layout_choice import with_job_choices, with_run_choices
+from coati_rl.preflight.layout_choice import with_choices
 from coati_rl.preflight.memory_check import MemoryCheck
 from consumer.parallel.layout_rules import check_layout
 
@@ -153,27 +153,39 @@ def _run(hf_config: Any, sizes: Mapping[str, Any]) -> MemoryCheck[Config]:
     config = Config(**sizes, **steps, **LENGTHS, master_address="10.0.0.1")
     given = config.parallel.model_fields_set
     check(config)
-    config, _ = with_run_choices(
+    memory_check = check_of_run(hf_config)
+    config, _ = with_choices(
         with_device_defaults(config, "cuda"),
         hf_config,
         "cuda",
         given=given,
-        check_layout=check_layout,
+        memory_check=memory_check,
         gpu_memory=GPU_BYTES,
     )
-    return run_check(config, hf_config, MACHINE, prompt_tokens=None, check_layout=check_layout)
+    return memory_check(config, MACHINE)
+
+
+def check_of_run(hf_config: Any) -> Callable[[Config, Machine], MemoryCheck[Config]]:
+    """Return the check of a run's memory, whose prompts are unknown."""
+    return lambda config, machine: run_check(config, hf_config, machine, prompt_tokens=None, check_layout=check_layout)
+
+
+def check_of_job(hf_config: Any) -> Callable[[SftJobConfig, Machine], MemoryCheck[SftJobConfig]]:
+    """Return the check of a job's memory, whose samples are unknown."""
+    return lambda config, machine: job_check(config, hf_config, machine, samples=(), check_layout=check_layout)
 
 
 def _fine_tuning(hf_config: Any) -> GpuPlan | str:
-    config, _ = with_job_choices(
+    memory_check = check_of_job(hf_config)
+    config, _ = with_choices(
         with_offline_defaults(SftJobConfig(master_address="10.0.0.1"), "cuda"),
         hf_config,
         "cuda",
         given=(),
-        check_layout=check_layout,
+        memory_check=memory_check,
         gpu_memory=GPU_BYTES,
     )
-    checked = job_check(config, hf_config, MACHINE, samples=(), check_layout=check_layout)
+    checked = memory_check(config, MACHINE)
     return GpuPlan.of(checked) if checked.fits(None) else _refusal(checked)
 
 

@@ -50,27 +50,46 @@ class AlgorithmConfig(Section):
     ratio_level: RatioLevel = part("token", "Importance ratio of each token, or of the whole response (GSPO).")
     clip_eps_low: float = part(0.2, "The ratio is clipped at 1 - this; 1: no lower bound.", ge=0, le=1)
     clip_eps_high: float = part(0.2, "The ratio is clipped at 1 + this.", ge=0)
-    clip_dual: float | None = part(None, "Dual clip: at negative advantage no term exceeds this times it.", gt=1)
+    clip_dual: float | None = part(
+        None, "Dual clip: at negative advantage no term exceeds this times it.", gt=1, needs={"policy_loss": ("clip",)}
+    )
     sapo_temperature_pos: float = part(
-        1.0, "Width of sapo's gate where the advantage is above 0: larger is narrower.", gt=0
+        1.0,
+        "Width of sapo's gate where the advantage is above 0: larger is narrower.",
+        gt=0,
+        needs={"policy_loss": ("sapo",)},
     )
-    sapo_temperature_neg: float = part(1.05, "The same at other advantages.", gt=0)
+    sapo_temperature_neg: float = part(1.05, "The same at other advantages.", gt=0, needs={"policy_loss": ("sapo",)})
     vespo_positive: tuple[float, float] = part(
-        (2.0, 3.0), "Shape of vespo's weight where the advantage is not negative.", metavar="K,LAMBDA"
+        (2.0, 3.0),
+        "Shape of vespo's weight where the advantage is not negative.",
+        metavar="K,LAMBDA",
+        needs={"policy_loss": ("vespo",)},
     )
-    vespo_negative: tuple[float, float] = part((3.0, 2.0), "The same at negative advantages.", metavar="K,LAMBDA")
+    vespo_negative: tuple[float, float] = part(
+        (3.0, 2.0), "The same at negative advantages.", metavar="K,LAMBDA", needs={"policy_loss": ("vespo",)}
+    )
     token_selection: TokenSelection = part(
         "all",
         "Tokens of a step whose policy term differs: those of the highest entropy alone have one (top_entropy), or a "
         "few of high covariance of advantage and log-probability have none (clip_cov), or are held (kl_cov).",
     )
     token_fraction: float | None = part(
-        None, "Share of a step's tokens that --token-selection chooses; default: its paper's.", gt=0, le=1
+        None,
+        "Share of a step's tokens that --token-selection chooses; default: its paper's.",
+        gt=0,
+        le=1,
+        needs={"token_selection": ("top_entropy", "clip_cov", "kl_cov")},
     )
     token_covariance: tuple[float, float] = part(
-        (1.0, 5.0), "clip_cov chooses among tokens with a covariance in this range.", metavar="LOW,HIGH"
+        (1.0, 5.0),
+        "clip_cov chooses among tokens with a covariance in this range.",
+        metavar="LOW,HIGH",
+        needs={"token_selection": ("clip_cov",)},
     )
-    kl_cov_coeff: float = part(1.0, "Weight of |log ratio| on the tokens that kl_cov holds.", gt=0)
+    kl_cov_coeff: float = part(
+        1.0, "Weight of |log ratio| on the tokens that kl_cov holds.", gt=0, needs={"token_selection": ("kl_cov",)}
+    )
     updates_per_batch: int = part(
         1,
         "Optimizer steps on each batch (N): all batches of a rollout step once, then N - 1 times more, with "
@@ -92,10 +111,13 @@ class AlgorithmConfig(Section):
         None,
         "Bound of a token's KL estimate, nats, without gradient beyond (10 in verl and OpenRLHF); None: off.",
         gt=0,
+        needs={"kl_coeff": ()},
     )
 
     kl_bias_correction: bool = part(
-        False, "Weigh KL in the loss by the ratio, whose gradient counts: unbiased also off-policy."
+        False,
+        "Weigh KL in the loss by the ratio, whose gradient counts: unbiased also off-policy.",
+        needs={"kl_place": ("loss",)},
     )
 
     old_logprobs: OldLogprobs = experiment(
@@ -111,12 +133,14 @@ class AlgorithmConfig(Section):
         "Lower bound of pi_old / pi_engine; default: the correction's.",
         follows=("algo", "off_policy_correction"),
         ge=0,
+        needs={"off_policy_correction": ()},
     )
     off_policy_high: float | None = experiment(
         None,
         "Upper bound of pi_old / pi_engine; default: the correction's.",
         follows=("algo", "off_policy_correction"),
         gt=0,
+        needs={"off_policy_correction": ()},
     )
     off_policy_mask_threshold: float | None = part(
         None,
@@ -135,7 +159,10 @@ class AlgorithmConfig(Section):
     max_empty_batches: int = execution(10, "Stop when so many steps' worth of groups in a row are not trained.", ge=1)
     soft_over_length_punishment: bool = part(False, "Take off reward from responses near the length limit (DAPO).")
     cache_length: int | None = part(
-        None, "Tokens before the limit where that begins; default: min(1024, mnt / 4).", ge=1
+        None,
+        "Tokens before the limit where that begins; default: min(1024, mnt / 4).",
+        ge=1,
+        needs={"soft_over_length_punishment": ()},
     )
     reward_scale: float = experiment(
         1.0, "Largest reward of a right answer: what the full punishment takes off.", gt=0, le=MAX_REWARD

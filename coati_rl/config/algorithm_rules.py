@@ -4,10 +4,9 @@ import math
 from collections.abc import Iterator
 
 from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GAE, GDPO, compares_samples
-from coati_rl.algorithms.choices import CORRECTION_BOUNDS, LOSSES_OF_SEQUENCES, POLICY_LOSSES
+from coati_rl.algorithms.choices import LOSSES_OF_SEQUENCES, POLICY_LOSSES
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.config import Config
-from coati_rl.config.control_rules import selection_problems
 from coati_rl.config.fields import shown
 from coati_rl.config.sampling import UNCUT
 from coati_rl.plugins import is_plugin
@@ -20,7 +19,6 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _names(config.algorithm)
     yield from _kl(config.algorithm)
     yield from _clipping(config.algorithm)
-    yield from selection_problems(config.algorithm)
     yield from _off_policy(config)
     yield from _filters(config)
     yield from _decoupled(config)
@@ -144,57 +142,29 @@ def _kl(algorithm: AlgorithmConfig) -> Iterator[str]:
         )
     if algorithm.kl_place == "none" and algorithm.kl_coeff > 0:
         yield f"--kl-coeff {algorithm.kl_coeff} with --kl-place none: give --kl-place loss or reward, or -kl 0"
-    if algorithm.kl_bias_correction and algorithm.kl_place != "loss":
-        yield (
-            f"--kl-bias-correction with --kl-place {algorithm.kl_place}: weighs KL in the loss, and there is none; "
-            "leave it out"
-        )
-    if algorithm.kl_place == "none" and algorithm.kl_clamp is not None:
-        yield f"--kl-clamp {algorithm.kl_clamp:g} without KL: has nothing to bound; give a -kl above 0, or leave it out"
 
 
 def _clipping(algorithm: AlgorithmConfig) -> Iterator[str]:
     dual = algorithm.clip_dual
-    if dual is not None and algorithm.policy_loss != "clip":
-        yield f"--clip-dual {dual} with --policy-loss {algorithm.policy_loss}: only clip has it; leave it out"
-    elif dual is not None and dual <= 1 + algorithm.clip_eps_high:
+    if dual is not None and algorithm.policy_loss == "clip" and dual <= 1 + algorithm.clip_eps_high:
         yield (
             f"--clip-dual {dual} must be above 1 + --clip-eps-high = {1 + algorithm.clip_eps_high}: it bounds "
             "what the clip lets through; 3 is usual"
         )
-    tau = [f"--sapo-temperature-{sign} {value:g}" for sign, value, usual in _gates(algorithm) if value != usual]
-    if tau and algorithm.policy_loss != "sapo":
-        yield f"{' and '.join(tau)} with --policy-loss {algorithm.policy_loss}: only sapo has a gate; leave it out"
-    shape = [f"--vespo-{sign} {shown(value)}" for sign, value, usual in _shapes(algorithm) if value != usual]
-    if shape and algorithm.policy_loss != "vespo":
-        yield f"{' and '.join(shape)} with --policy-loss {algorithm.policy_loss}: only vespo has it; leave it out"
-    if any(number <= 0 for _, numbers, _ in _shapes(algorithm) for number in numbers):
-        yield f"{' and '.join(shape)}: K and LAMBDA must be above 0; 2,3 and 3,2 are usual"
-    if algorithm.ratio_level == "sequence" and algorithm.policy_loss in LOSSES_OF_SEQUENCES:
+    for flag, shape in (("--vespo-positive", algorithm.vespo_positive), ("--vespo-negative", algorithm.vespo_negative)):
+        if min(shape) <= 0:
+            yield f"{flag} {shown(shape)}: K and LAMBDA must be above 0; 2,3 and 3,2 are usual"
+    low, high = algorithm.token_covariance
+    if not low < high:
+        yield f"--token-covariance {low:g},{high:g}: give two numbers in order, like 1,5"
+    forms_ratio = algorithm.policy_loss in LOSSES_OF_SEQUENCES or is_plugin(algorithm.policy_loss)
+    if algorithm.ratio_level == "sequence" and forms_ratio:
         yield f"--ratio-level sequence with --policy-loss {algorithm.policy_loss}: it forms its own ratio; use token"
-    if algorithm.ratio_level == "sequence" and is_plugin(algorithm.policy_loss):
-        yield f"--ratio-level sequence with --policy-loss {algorithm.policy_loss}: it forms its own ratio; use token"
-
-
-def _gates(algorithm: AlgorithmConfig) -> list[tuple[str, float, float]]:
-    """Return sign, value and default of the temperatures of sapo."""
-    values = {"pos": algorithm.sapo_temperature_pos, "neg": algorithm.sapo_temperature_neg}
-    fields = AlgorithmConfig.model_fields
-    return [(sign, value, fields[f"sapo_temperature_{sign}"].default) for sign, value in values.items()]
-
-
-def _shapes(algorithm: AlgorithmConfig) -> list[tuple[str, tuple[float, float], tuple[float, float]]]:
-    """Return sign, value and default of the shapes of vespo's weight."""
-    values, fields = {"positive": algorithm.vespo_positive, "negative": algorithm.vespo_negative}, type(algorithm)
-    return [(sign, value, fields.model_fields[f"vespo_{sign}"].default) for sign, value in values.items()]
 
 
 def _off_policy(config: Config) -> Iterator[str]:
     algorithm, sync = config.algorithm, config.sync
-    correction, bounds = (
-        algorithm.off_policy_correction,
-        (algorithm.off_policy_low, algorithm.off_policy_high),
-    )
+    correction, bounds = algorithm.off_policy_correction, (algorithm.off_policy_low, algorithm.off_policy_high)
     yield from _renormalised(config)
     if sync.on_logprob_gap != "stop" and algorithm.old_logprobs == "engine":
         yield (
@@ -202,11 +172,6 @@ def _off_policy(config: Config) -> Iterator[str]:
             "against the engine's, and here they are the same; use --old-logprobs trainer or auto"
         )
     if correction == "none":
-        if bounds != (None, None):
-            yield (
-                "--off-policy-low, --off-policy-high: are bounds of a correction, and there is none; "
-                f"give --off-policy-correction {' or '.join(CORRECTION_BOUNDS)}, or leave them out"
-            )
         return
     if algorithm.old_logprobs == "engine":
         yield (
@@ -258,11 +223,6 @@ def _filters(config: Config) -> Iterator[str]:
                 f"--filter-range {low},{high} with -g {sampling.num_generations}: no group has such a mean score, as "
                 f"they are multiples of 1/{sampling.num_generations}; use a wider range or a larger -g"
             )
-    if algorithm.cache_length is not None and not algorithm.soft_over_length_punishment:
-        yield (
-            f"--cache-length {algorithm.cache_length}: belongs to --soft-over-length-punishment, which is off; "
-            "switch it on or leave this out"
-        )
-    elif (algorithm.cache_length or 0) > config.max_response_tokens:
+    if algorithm.soft_over_length_punishment and (algorithm.cache_length or 0) > config.max_response_tokens:
         limit = "--max-new-tokens" if sampling.max_episode_tokens is None else "max-episode-tokens - mpt ="
         yield f"--cache-length {algorithm.cache_length} exceeds {limit} {config.max_response_tokens}; give less"

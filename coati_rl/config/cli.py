@@ -19,6 +19,7 @@ from coati_rl.config.commands import commands_with
 from coati_rl.config.config import Config
 from coati_rl.config.fields import described, shown, spelling
 from coati_rl.config.named_paths import read_paths
+from coati_rl.config.needs import needed
 from coati_rl.config.other_names import answer_for
 from coati_rl.config.presets import without_dependents
 from coati_rl.config.sections import JobConfig
@@ -75,7 +76,7 @@ def build_parser(group: str | None = None, job: type[JobConfig] = Config) -> arg
         summaries = dict.fromkeys(sections[section_of[name]].__doc__ or "" for name in names)
         listed = parser.add_argument_group(title, " ".join(summaries))
         for name in names:
-            _add_flag(listed, name, fields[name])
+            _add_flag(listed, name, fields[name], needed(job, name))
     general = parser.add_argument_group("general")
     general.add_argument(
         "-h",
@@ -109,7 +110,7 @@ def _groups(group: str | None, job: type[JobConfig]) -> dict[str, list[str]]:
     return {"model and data": [*model_and_data], **groups}
 
 
-def _add_flag(parser: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
+def _add_flag(parser: argparse._ArgumentGroup, name: str, field: FieldInfo, needs: str) -> None:
     long, short = spelling(name, field), described(field, "short")
     names = [*([short] if short else []), long, *(described(field, "aliases") or ())]
     options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
@@ -123,7 +124,8 @@ def _add_flag(parser: argparse._ArgumentGroup, name: str, field: FieldInfo) -> N
             options["action"] = "append"
     is_empty = field.default is None or field.default is False or field.default in ([], {}, ())
     default = "" if is_empty else f" [{shown(field.default)}]"
-    parser.add_argument(*names, help=f"{field.description}{default}".replace("%", "%%"), **options)
+    needed = f" Needs {needs}." if needs else ""
+    parser.add_argument(*names, help=f"{field.description}{needed}{default}".replace("%", "%%"), **options)
 
 
 def _choices(field: FieldInfo) -> list[str]:

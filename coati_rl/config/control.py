@@ -38,11 +38,18 @@ class ControlConfig(Section):
     """Weights and models that follow the policy during a run."""
 
     kl_controller: KLController = experiment(
-        "fixed", "Weight of KL: -kl, or adapted after each step so that KL stays near --kl-target."
+        "fixed",
+        "Weight of KL: -kl, or adapted after each step so that KL stays near --kl-target.",
+        needs={"kl_coeff": ()},
     )
-    kl_target: float = experiment(0.1, "KL that the adaptive weight holds, nats per token.", gt=0)
+    kl_target: float = experiment(
+        0.1, "KL that the adaptive weight holds, nats per token.", gt=0, needs={"kl_controller": ("adaptive",)}
+    )
     kl_horizon: float = experiment(
-        10_000.0, "Samples over which the adaptive weight changes by at most a fifth of itself.", gt=0
+        10_000.0,
+        "Samples over which the adaptive weight changes by at most a fifth of itself.",
+        gt=0,
+        needs={"kl_controller": ("adaptive",)},
     )
     entropy_target: float | None = experiment(
         None,
@@ -50,13 +57,16 @@ class ControlConfig(Section):
         "after others, and counts after steps at or below. Begins with --entropy-coeff. None: fixed.",
         gt=0,
     )
-    entropy_coeff_delta: float = experiment(0.005, "By how much that weight changes.", gt=0)
-    entropy_coeff_max: float = experiment(1.0, "Largest weight that it reaches.", gt=0)
+    entropy_coeff_delta: float = experiment(
+        0.005, "By how much that weight changes.", gt=0, needs={"entropy_target": ()}
+    )
+    entropy_coeff_max: float = experiment(1.0, "Largest weight that it reaches.", gt=0, needs={"entropy_target": ()})
     reference_update: str | None = experiment(
         None,
         "Move the reference of KL: every=N replaces it by the policy after N optimizer steps each, every=N,mix=M by "
         "(1 - M) * reference + M * policy, ema=A after each step by A * reference + (1 - A) * policy. None: it stays.",
         metavar="every=N|ema=A",
+        needs={"kl_coeff": ()},
     )
 
     @field_validator("reference_update")

@@ -1,8 +1,8 @@
 """Set the critic of --advantage-estimator gae: how advantages and returns are formed, and how the critic is trained."""
 
-from typing import Any
+from typing import Any, ClassVar
 
-from coati_rl.config.fields import Section, experiment
+from coati_rl.config.fields import Needs, Section, experiment
 
 
 def gamma_field() -> Any:
@@ -17,6 +17,8 @@ def value_huber_field() -> Any:
 
 class CriticConfig(Section):
     """PPO's critic: a value of each token's state, learned beside the policy."""
+
+    NEEDS: ClassVar[Needs] = {"advantage_estimator": ("gae",)}
 
     gamma: float = gamma_field()
     gae_lambda: float = experiment(

@@ -1,22 +1,16 @@
-"""Check the settings of a critic: those without effect are refused, and what forms rewards in another way."""
+"""Check the settings of a critic: what forms rewards in another way is refused."""
 
 from collections.abc import Iterator
 
 from coati_rl.algorithms.advantage import GAE
 from coati_rl.config.config import Config
 from coati_rl.config.critic import CriticConfig
-from coati_rl.config.fields import given_flags
 
 
 def critic_problems(config: Config) -> Iterator[str]:
     """Why the critic cannot be trained like this, each with a remedy."""
     critic, algorithm = config.critic, config.algorithm
     if not config.algorithm.has_critic:
-        if given := given_flags(critic):
-            yield (
-                f"{', '.join(given)} without --advantage-estimator {GAE}: has no effect; use --algo PPO, "
-                "or leave it out"
-            )
         return
     if algorithm.turn_advantages is not None:
         yield (

@@ -1,14 +1,16 @@
 """Set the teacher of a run, and how its distribution enters the loss."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from coati_rl.config.fields import Section, experiment
+from coati_rl.config.fields import Needs, Section, experiment
 
 DistillKL = Literal["token", "full"]
 
 
 class DistillationConfig(Section):
     """On-policy distillation: a frozen teacher scores what the policy samples."""
+
+    NEEDS: ClassVar[Needs] = {"teacher": ()}
 
     teacher: str | None = experiment(
         None,

@@ -1,27 +1,15 @@
-"""Check the settings of a distillation: those without effect are refused, odd combinations are warned about."""
+"""Check a distillation's rewards; odd combinations are warned about."""
 
 from collections.abc import Iterator
 
 from coati_rl.config.config import Config
-from coati_rl.config.distillation import DistillationConfig
-from coati_rl.config.fields import spelling
 from coati_rl.reward_spec import NO_REWARD
 
 
 def distillation_problems(config: Config) -> Iterator[str]:
     """Why the policy cannot be distilled like this, each with a remedy."""
-    distillation = config.distillation
-    if distillation.teacher is None:
-        fields, values = DistillationConfig.model_fields, distillation.model_dump()
-        given = [
-            spelling(name, field) + ("" if value is True else f" {value}")
-            for name, field in fields.items()
-            if (value := values[name]) != field.default
-        ]
-        if given:
-            yield f"{', '.join(given)} without --teacher: has no effect; give --teacher MODEL, or leave it out"
     unrewarded = [name for name, each in config.by_task.items() if each.reward.reward_type == NO_REWARD]
-    if unrewarded and not distillation.distill_only:
+    if unrewarded and not config.distillation.distill_only:
         yield (
             f"--reward-type {NO_REWARD}: nothing is learned from rewards that are all 0; give --teacher MODEL "
             "--distill-only, or another reward"

@@ -9,7 +9,6 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 from coati_rl.config.config import Config
-from coati_rl.config.engine_urls import shown_backend
 from coati_rl.config.named_values import named_values
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.server_rules import server_problems
@@ -39,14 +38,6 @@ class EngineFlags(Protocol):
         """Return further arguments of vLLM."""
 
 
-class ChosenEngine(EngineFlags, Protocol):
-    """Declare the same with the engine that they are for."""
-
-    @property
-    def backend(self) -> str:
-        """Return the engine's name."""
-
-
 def sequences_at_a_time(config: Config) -> int:
     """Return the samples that an engine decodes at a time; others of those in flight wait in it."""
     return config.sampling.max_num_seqs or config.sequences_in_flight
@@ -59,7 +50,6 @@ def answers_per_prompt(config: Config) -> int:
 
 def engine_problems(config: Config) -> Iterator[str]:
     """Return why the engines of a run cannot be made like this, each with a remedy."""
-    yield from backend_problems(config.sampling)
     yield from server_problems(config)
     yield from partial_rollout_problems(config)
     sampling, wanted = config.sampling, config.sampling.max_num_seqs
@@ -91,22 +81,6 @@ def partial_rollout_problems(config: Config) -> Iterator[str]:
             "--partial-rollouts with an environment: its episodes hold their places while they wait for it; use "
             "--inflight-update, under which their turns go on with new weights"
         )
-
-
-def backend_problems(settings: ChosenEngine) -> Iterator[str]:
-    """Return the settings that only vLLM has."""
-    if settings.backend == "vllm":
-        return
-    given = {
-        f"--block-size {settings.block_size}": settings.block_size is not None,
-        f"--quantization {settings.quantization}": settings.quantization is not None,
-        "--enforce-eager" if settings.enforce_eager else "--no-enforce-eager": settings.enforce_eager is not None,
-        f"--engine-arg {' '.join(settings.engine_arg)}": bool(settings.engine_arg),
-    }
-    flags = [flag for flag, is_given in given.items() if is_given]
-    if flags:
-        named = f"{', '.join(flags)} with -b {shown_backend(settings.backend)}"
-        yield f"{named}: only vLLM has it; use -b vllm, or leave it out"
 
 
 def check_engine_device(settings: EngineFlags, device: Device, *, max_model_len: int, max_num_seqs: int) -> None:

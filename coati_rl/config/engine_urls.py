@@ -19,11 +19,6 @@ def server_urls(backend: str) -> tuple[str, ...]:
     return tuple(url.strip().rstrip("/") for url in backend.split(",")) if "://" in backend else ()
 
 
-def shown_backend(backend: str) -> str:
-    """Return a value of -b for messages and for names in tables: URLs are a server's."""
-    return "URL" if server_urls(backend) else backend
-
-
 def _check_backend(backend: str) -> str:
     """Return the value. Raises: ValueError for another engine, and for what is no URL of a server."""
     urls = server_urls(backend)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from coati_rl.config.fields import Section, execution, experiment
+from coati_rl.config.fields import Needs, Section, execution, experiment
 from coati_rl.config.named_values import NamedValues, named_values
 from coati_rl.plugins import absolute, absolute_plugin, is_plugin
 
@@ -15,6 +15,8 @@ EnvironmentIsolation = Literal["thread", "process"]
 StaleEpisodes = Literal["wait", "cut"]
 
 TOOLS = ("calculator", "python")  # that need no file
+
+_CALLED: Needs = {"env": (), "tools": (), "mcp_server": ()}  # what is called by the producer and no program
 
 
 class EnvironmentConfig(Section):
@@ -30,15 +32,20 @@ class EnvironmentConfig(Section):
         [],
         "NAME=VALUE for the class of --env, a JSON value or text; repeat the flag for several.",
         metavar="NAME=VALUE",
+        needs=_CALLED,
     )
     env_isolation: EnvironmentIsolation = execution(
         "thread",
         "Where the code of --env runs: in threads of the producer, or each episode in a process of its own, for code "
         "that uses global state (random seeds, the working directory) or may hang for ever.",
+        needs={"env": ()},
     )
-    max_turns: int = experiment(16, "Answers of the policy in an episode of --env at most.", ge=1)
+    max_turns: int = experiment(16, "Answers of the policy in an episode of --env at most.", ge=1, needs=_CALLED)
     env_timeout: float = execution(
-        60.0, "Time for each call of --env's reset, step and close, seconds; past it the sample is invalid.", gt=0
+        60.0,
+        "Time for each call of --env's reset, step and close, seconds; past it the sample is invalid.",
+        gt=0,
+        needs=_CALLED,
     )
     agent_command: str | None = experiment(
         None,
@@ -47,11 +54,16 @@ class EnvironmentConfig(Section):
         metavar="COMMAND",
     )
     agent_timeout: float = execution(
-        600.0, "Time for an agent's whole episode, seconds; past it the sample is invalid.", gt=0
+        600.0,
+        "Time for an agent's whole episode, seconds; past it the sample is invalid.",
+        gt=0,
+        needs={"agent_command": ()},
     )
-    agent_processes: int = execution(64, "Agents that a producer runs at a time.", ge=1)
+    agent_processes: int = execution(64, "Agents that a producer runs at a time.", ge=1, needs={"agent_command": ()})
     agent_ground_truth: bool = experiment(
-        False, "Tell agents the ground truth of their task, so that they can compute rewards."
+        False,
+        "Tell agents the ground truth of their task, so that they can compute rewards.",
+        needs={"agent_command": ()},
     )
 
     tools: list[str] = experiment(
@@ -67,12 +79,15 @@ class EnvironmentConfig(Section):
         metavar="COMMAND",
     )
     tool_format: ToolFormat = experiment(
-        "auto", "Format in which the model writes tool calls; auto: that of its chat template."
+        "auto",
+        "Format in which the model writes tool calls; auto: that of its chat template.",
+        needs={"tools": (), "mcp_server": (), "agent_command": ()},
     )
     stale_episodes: StaleEpisodes = experiment(
         "wait",
         "Where trainers wait for an episode that would get staler than --n-behind: wait until it ends, or cut it, so "
         "that its sample is invalid and the others of its group are trained.",
+        needs={**_CALLED, "agent_command": ()},
     )
 
     @field_validator("env")

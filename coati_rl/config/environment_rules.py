@@ -1,11 +1,10 @@
-"""Check the settings of episodes of several turns: those without effect are refused, odd ones are warned about."""
+"""Check the settings of episodes of several turns: contradictions are refused, odd ones are warned about."""
 
 from collections.abc import Iterator
 
-from coati_rl.config.agent_rules import AGENT_FIELDS, agent_problems, agent_warnings
+from coati_rl.config.agent_rules import agent_problems, agent_warnings
 from coati_rl.config.config import Config
 from coati_rl.config.environment import EnvironmentConfig
-from coati_rl.config.fields import spelling
 from coati_rl.plugins import is_plugin
 
 
@@ -20,25 +19,8 @@ def environment_problems(config: Config) -> Iterator[str]:
         )
     if environment.agent_command is not None:
         return
-    if not environment.is_given:
-        values = environment.model_dump()
-        given = [
-            f"{spelling(name, field)} {values[name]}"
-            for name, field in EnvironmentConfig.model_fields.items()
-            if name not in AGENT_FIELDS and values[name] != field.default
-        ]
-        if given:
-            yield (
-                f"{', '.join(given)} without --env or --tools: has no effect; give --env FILE.py:CLASS or --tools, or "
-                "leave it out"
-            )
-        return
     if environment.env is not None and environment.has_tools:
         yield "--tools, --mcp-server with --env: an environment of your own calls tools itself; leave one out"
-    if environment.has_tools and environment.env_isolation != "thread":
-        yield f"--env-isolation {environment.env_isolation} without --env: has no effect; leave it out"
-    if environment.tool_format != "auto" and not environment.has_tools:
-        yield f"--tool-format {environment.tool_format} without --tools: has no effect; leave it out"
     if environment.env is not None and not (is_plugin(environment.env) or environment.env.endswith(".py")):
         yield f"--env {environment.env}: is no environment; write FILE.py:CLASS"
     is_game = (environment.env or "").startswith("textarena:")

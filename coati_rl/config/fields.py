@@ -3,14 +3,17 @@
 The long flag is the field's name with hyphens; a few keep the underscore of the reference's command line.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 Role = Literal["experiment", "execution"]
+
+# Settings of which one must have one of these values, or with none named be on: not None, not 0, not "none", not empty.
+Needs = Mapping[str, tuple[Any, ...]]
 
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -19,6 +22,8 @@ class Section(BaseModel):
     """The settings of one part of a job; also a group of flags in --help."""
 
     model_config = STRICT
+
+    NEEDS: ClassVar[Needs] = {}  # of all fields but those that it names, unless they say what they need
 
 
 def flag(
@@ -31,6 +36,7 @@ def flag(
     metavar: str | None = None,
     follows: tuple[str, ...] = (),
     only_for: str | None = None,
+    needs: Needs | None = None,
     aliases: tuple[str, ...] = (),
     **bounds: Any,
 ) -> Any:
@@ -47,11 +53,12 @@ def flag(
         follows: fields from which this one is derived unless it is given: where a flag changes one of them, the value
             of --config is derived again.
         only_for: the kind of reward, code or math, that reads this field; without one it has no effect.
+        needs: without which this field has no effect, so that it is refused (`config.needs`).
         aliases: further long forms, which other systems use.
         bounds: pydantic's ge, gt, le, lt.
     """
     extra: dict[str, Any] = {"role": role, "short": short, "spelling": spelling, "metavar": metavar}
-    extra |= {"follows": list(follows), "only_for": only_for, "aliases": list(aliases)}
+    extra |= {"follows": list(follows), "only_for": only_for, "needs": needs, "aliases": list(aliases)}
     return Field(default, description=help_text, json_schema_extra=extra, **bounds)
 
 
@@ -92,12 +99,21 @@ def spelling(name: str, field: FieldInfo) -> str:
     return str(described(field, "spelling") or "--" + name.replace("_", "-"))
 
 
-def given_flags(section: Section, names: Iterable[str] = ()) -> list[str]:
-    """Return the flags of a section's fields, or of those named, that differ from their defaults, with their values."""
-    fields = type(section).model_fields
-    values = {name: getattr(section, name) for name in names or fields}
-    return [
-        f"{spelling(name, fields[name])} {shown(value)}"
-        for name, value in values.items()
-        if value != fields[name].default
-    ]
+def needs_of(section: type[Section], name: str) -> Needs | None:
+    """Return what a section's field needs to have an effect; None if it needs nothing."""
+    own: Needs | None = described(section.model_fields[name], "needs")
+    return own or (None if name in section.NEEDS else section.NEEDS)
+
+
+def given_flags(section: Section) -> dict[str, str]:
+    """Return the fields of a section that differ from their defaults, each as the flag that sets it."""
+    found = dict[str, str]()
+    for name, field in type(section).model_fields.items():
+        value, flag = getattr(section, name), spelling(name, field)
+        if value == field.get_default(call_default_factory=True):
+            continue
+        if isinstance(value, bool):
+            found[name] = flag if value else f"--no-{flag.removeprefix('--')}"
+        else:
+            found[name] = f"{flag} {' '.join(value) if isinstance(value, list) else shown(value)}"
+    return found

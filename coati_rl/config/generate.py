@@ -61,17 +61,24 @@ class OutputConfig(Section):
         metavar="FILE",
     )
     overwrite: bool = execution(False, "Replace the output file of another command.")
-    best_of: bool = experiment(False, "Write the sample with the highest reward of each prompt only.")
+    best_of: bool = experiment(
+        False, "Write the sample with the highest reward of each prompt only.", needs={"reward_type": ()}
+    )
     pairs: bool = experiment(
-        False, "Write preference pairs: the samples of a prompt with the highest and the lowest reward."
+        False,
+        "Write preference pairs: the samples of a prompt with the highest and the lowest reward.",
+        needs={"reward_type": ()},
     )
     min_reward: float | None = experiment(
-        None, "Leave samples with a lower reward out; of pairs, those whose better sample has a lower one."
+        None,
+        "Leave samples with a lower reward out; of pairs, those whose better sample has a lower one.",
+        needs={"reward_type": ()},
     )
     reward_template: str | None = experiment(
         None,
         "Text that takes the place of the last user message of a written row, with {input} for the message and "
         "{reward} for the sample's reward: for conditional supervised fine-tuning.",
+        needs={"reward_type": ()},
     )
     max_failure_rate: float = execution(
         0.1, "Share of prompts that cannot be answered past which the command stops.", ge=0, le=1
@@ -89,7 +96,9 @@ class EngineConfig(Section):
     gpu_memory_utilization: float = execution(0.9, "Share of a GPU's memory that vLLM takes.", gt=0, lt=1)
     max_num_seqs: int | None = shared_field(SamplingConfig, "max_num_seqs")
     block_size: int | None = shared_field(SamplingConfig, "block_size")
-    quantization: str | None = experiment(None, "Method by which vLLM quantizes the weights. Default: none.")
+    quantization: str | None = experiment(
+        None, "Method by which vLLM quantizes the weights. Default: none.", needs={"backend": ("vllm",)}
+    )
     enforce_eager: bool | None = shared_field(SamplingConfig, "enforce_eager")
     engine_arg: NamedValues = shared_field(SamplingConfig, "engine_arg")
     stall_timeout_s: float = execution(

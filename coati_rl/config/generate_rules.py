@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from coati_rl.config.engine_rules import engine_problems
 from coati_rl.config.generate import GenerateConfig
+from coati_rl.config.needs import need_problems
 from coati_rl.config.reward_rules import reward_problems, service_problems
 from coati_rl.config.rules import prompt_problems
 from coati_rl.config.source_rules import generated_reward_problems
@@ -14,7 +15,7 @@ from coati_rl.reward_spec import NO_REWARD
 
 def check_generate(config: GenerateConfig) -> None:
     """Refuse what cannot be carried out. Raises: ConfigError with all problems, one a line."""
-    problems = [*_output(config), *_data(config), *_sampling(config), *_rewards(config)]
+    problems = [*need_problems(config), *_output(config), *_data(config), *_sampling(config), *_rewards(config)]
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -23,15 +24,6 @@ def _output(config: GenerateConfig) -> Iterator[str]:
     output, group_size = config.output, config.sampling.num_generations
     if output.output is None:
         yield "--output: where are the JSON lines written? give -o FILE.jsonl"
-    chosen = {
-        "--best-of": output.best_of,
-        "--pairs": output.pairs,
-        "--min-reward": output.min_reward is not None,
-        "--reward-template": output.reward_template is not None,
-    }
-    given = [flag for flag, is_given in chosen.items() if is_given]
-    if given and not config.is_scored:
-        yield f"{', '.join(given)}: needs rewards; give --reward-type"
     if output.best_of and output.pairs:
         yield "--best-of, --pairs: a pair has the best sample and another one; use one of them"
     if output.pairs and output.reward_template is not None:
@@ -57,11 +49,9 @@ def _data(config: GenerateConfig) -> Iterator[str]:
 
 
 def _sampling(config: GenerateConfig) -> Iterator[str]:
-    sampling, width = config.sampling, config.engine.producer_tensor_parallel_size
+    sampling = config.sampling
     if sampling.temperature == 0 and sampling.num_generations > 1:
         yield f"-g {sampling.num_generations} with -temp 0: greedy samples of a prompt are all the same; use -g 1"
-    if width > 1 and sampling.backend != "vllm":
-        yield f"-ptp {width}: only the vllm backend is tensor parallel; use -b vllm"
     yield from engine_problems(config.as_run())
 
 

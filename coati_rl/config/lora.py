@@ -1,10 +1,10 @@
 """Set the low-rank adapters that are trained in place of a model's weights."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from coati_rl.config.fields import Section, execution, experiment
+from coati_rl.config.fields import Needs, Section, execution, experiment
 
 if TYPE_CHECKING:
     from coati_rl.model_files.adapter_files import AdapterSpec
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 class LoraConfig(Section):
     """Low-rank adapters (LoRA), which are trained in place of the model's weights."""
+
+    NEEDS: ClassVar[Needs] = {"lora_rank": (), "adapter": ()}
 
     lora_rank: int | None = experiment(
         None, "Train adapters of this rank, with the model's weights as they are; None: the weights are trained.", ge=1

@@ -1,9 +1,8 @@
-"""Check the settings of adapters: those without effect are refused, and what adapters do not allow."""
+"""Check what adapters are combined with: what they do not allow is refused."""
 
 from collections.abc import Iterator
 
 from coati_rl.config.config import Config
-from coati_rl.config.fields import given_flags
 from coati_rl.config.named_values import named_values
 from coati_rl.config.training import TrainingConfig
 
@@ -14,8 +13,6 @@ def lora_problems(config: TrainingConfig) -> Iterator[str]:
     """Why adapters cannot be trained like this, each with a remedy."""
     lora = config.lora
     if not lora.is_on:
-        if given := given_flags(lora):
-            yield f"{', '.join(given)} without --lora-rank: has no effect; give --lora-rank, or leave it out"
         return
     if lora.load_in_4bit:
         yield from _four_bit_problems(config)

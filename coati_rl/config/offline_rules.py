@@ -5,8 +5,8 @@ from typing import TypeVar
 
 from coati_rl.config.evaluation_rules import keep_best_problems
 from coati_rl.config.gpu_rules import TOKEN_BUDGET
-from coati_rl.config.jobs.sft import SftJobConfig
 from coati_rl.config.lora_rules import lora_problems
+from coati_rl.config.needs import need_problems
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offload_rules import offload_problems
 from coati_rl.config.optimizer_rules import optimizer_problems
@@ -21,7 +21,7 @@ Job = TypeVar("Job", bound=OfflineConfig)
 def check_offline(config: OfflineConfig) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
     problems = [*_sizes(config), *zero_problems(config), *plugin_problems(config), *_budget(config)]
-    problems += [*_evaluation(config), *_distillation(config)]
+    problems += [*_evaluation(config), *need_problems(config)]
     problems += [
         *optimizer_problems(config.optimizer),
         *lora_problems(config),
@@ -74,10 +74,3 @@ def _budget(config: OfflineConfig) -> Iterator[str]:
 def _evaluation(config: OfflineConfig) -> Iterator[str]:
     if config.run.eval_interval > 0 and not config.data.eval_dataset:
         yield f"--eval-interval {config.run.eval_interval}: needs --eval-dataset, or -1 to switch it off"
-
-
-def _distillation(config: OfflineConfig) -> Iterator[str]:
-    if isinstance(config, SftJobConfig) and config.distillation.teacher is None:
-        share = config.distillation.distill_weight
-        if share < 1:
-            yield f"--distill-weight {share:g} without --teacher: has no effect; give --teacher MODEL, or leave it out"

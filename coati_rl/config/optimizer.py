@@ -20,20 +20,33 @@ class OptimizerConfig(Section):
         "How the learning rate falls from its peak to --min-lr-ratio times it: cosine, linear, or constant, where it "
         "does not; or FILE.py:FUNCTION, from progress in [0, 1] to a factor.",
     )
-    min_lr_ratio: float = experiment(0.1, "The learning rate ends at this fraction of its peak.", ge=0, le=1)
+    min_lr_ratio: float = experiment(
+        0.1,
+        "The learning rate ends at this fraction of its peak.",
+        ge=0,
+        le=1,
+        needs={"lr_schedule": ("cosine", "linear")},
+    )
     warmup_ratio: float = experiment(
         0.0, "Fraction of the run in which the learning rate rises from 0 to its peak.", ge=0, lt=1
     )
     warmup_steps: int = experiment(0, "The same, in optimizer steps.", ge=0)
     optimizer: str = experiment("adamw", "adamw, or FILE.py:FUNCTION, which makes a torch optimizer.")
-    weight_decay: float = experiment(0.01, "AdamW's weight decay.", ge=0)
+    weight_decay: float = experiment(0.01, "AdamW's weight decay.", ge=0, needs={"optimizer": ("adamw",)})
     weight_decay_exempt: WeightDecayExempt = experiment(
-        "norms_and_biases", "Parameters that AdamW's weight decay leaves alone, as in transformers; none: all decay."
+        "norms_and_biases",
+        "Parameters that AdamW's weight decay leaves alone, as in transformers; none: all decay.",
+        needs={"optimizer": ("adamw",)},
     )
     adam_betas: tuple[float, float] = experiment(
-        (0.9, 0.999), "AdamW's decay rates of the means of gradients and of their squares.", metavar="BETA1,BETA2"
+        (0.9, 0.999),
+        "AdamW's decay rates of the means of gradients and of their squares.",
+        metavar="BETA1,BETA2",
+        needs={"optimizer": ("adamw",)},
     )
-    adam_eps: float = experiment(1e-8, "AdamW's term that keeps its denominator above 0.", gt=0)
+    adam_eps: float = experiment(
+        1e-8, "AdamW's term that keeps its denominator above 0.", gt=0, needs={"optimizer": ("adamw",)}
+    )
     max_grad_norm: float = experiment(1.0, "Gradients are clipped to this global norm.", gt=0)
 
     @field_validator("lr_schedule", "optimizer")

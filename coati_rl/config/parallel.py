@@ -26,7 +26,9 @@ class ParallelConfig(TrainersConfig):
     inference_microbatch_size: int = execution(
         8, "Prompts in flight per producer (imbs), of g samples each.", short="-imbs", ge=1
     )
-    producer_tensor_parallel_size: int = execution(1, "Tensor parallelism of each engine.", short="-ptp", ge=1)
+    producer_tensor_parallel_size: int = execution(
+        1, "Tensor parallelism of each engine.", short="-ptp", ge=1, needs={"backend": ("vllm",)}
+    )
     colocate: bool = execution(
         False,
         "Producers and trainers take turns on the same devices: engines give up their memory while the trainers train, "

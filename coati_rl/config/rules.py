@@ -18,6 +18,7 @@ from coati_rl.config.engine_rules import engine_problems
 from coati_rl.config.environment_rules import environment_problems
 from coati_rl.config.evaluation_rules import evaluation_problems
 from coati_rl.config.lora_rules import lora_problems
+from coati_rl.config.needs import need_problems
 from coati_rl.config.offload_rules import offload_problems
 from coati_rl.config.optimizer_rules import optimizer_problems
 from coati_rl.config.reward_rules import reward_problems, service_problems
@@ -49,7 +50,7 @@ def check(config: Config) -> None:
         *zero_problems(config),
         *_budget(config),
     ]
-    problems += [*service_problems(config), *plugin_problems(config), *_lengths(config), *_sampling(config)]
+    problems += [*service_problems(config), *plugin_problems(config), *_lengths(config), *need_problems(config)]
     problems += [*prompt_problems(config), *distillation_problems(config), *critic_problems(config)]
     problems += [*control_problems(config), *lora_problems(config), *turn_problems(config)]
     problems += [*offload_problems(config), *scorer_problems(config)]
@@ -226,9 +227,3 @@ def prompt_problems(config: Config) -> Iterator[str]:
     for where, system_prompt in {"": data.system_prompt, **own}.items():
         if system_prompt:
             yield f"{where}--input-template with a system prompt: write what it says in the template"
-
-
-def _sampling(config: Config) -> Iterator[str]:
-    parallel = config.parallel
-    if parallel.producer_tensor_parallel_size > 1 and config.sampling.backend != "vllm":
-        yield f"-ptp {parallel.producer_tensor_parallel_size}: only the vllm backend is tensor parallel; use -b vllm"

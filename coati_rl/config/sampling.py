@@ -63,29 +63,36 @@ class SamplingConfig(Section):
         "whole blocks, and each computes the rest. Default: 32 on the CPU, vLLM's own on GPUs.",
         ge=16,
         multiple_of=16,
+        needs={"backend": ("vllm",)},
     )
     quantization: str | None = experiment(
         None,
         "Method by which vLLM quantizes the engines' weights at each weight sync, such as fp8; trainers keep theirs. "
         "Default: none.",
+        needs={"backend": ("vllm",)},
     )
     enforce_eager: bool | None = execution(
         None,
         "Run vLLM's model without torch.compile and CUDA graphs: it is ready sooner and takes less memory, and is "
         "slower. Default: on on the CPU, off on GPUs.",
+        needs={"backend": ("vllm",)},
     )
     engine_arg: NamedValues = execution(
         [],
         "NAME=VALUE for vLLM's EngineArgs, a JSON value or text, such as kv_cache_dtype=fp8; repeat the flag for "
         "several. What has a flag of its own is refused.",
         metavar="NAME=VALUE",
+        needs={"backend": ("vllm",)},
     )
     stop: list[str] = experiment([], "Text that ends a response; repeat the flag for several.")
     eval_samples: int = execution(
-        1, "Answers per evaluation prompt; several give avg@N and pass@k, and need --eval-temperature.", ge=1
+        1,
+        "Answers per evaluation prompt; several give avg@N and pass@k, and need --eval-temperature.",
+        ge=1,
+        needs={"eval_temperature": ()},
     )
     eval_temperature: Temperature = execution(0.0, "Sampling temperature of evaluations; 0 is greedy.", ge=0)
-    eval_top_p: float = execution(1.0, "As --top-p, of evaluations.", gt=0, le=1)
+    eval_top_p: float = execution(1.0, "As --top-p, of evaluations.", gt=0, le=1, needs={"eval_temperature": ()})
 
     @property
     def cuts(self) -> dict[str, float]:

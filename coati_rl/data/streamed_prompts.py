@@ -4,61 +4,36 @@ A first pass finds the prompts that can be used and the digests of all, as witho
 order of draws is the same, and a checkpoint fits a run with streaming and one without.
 """
 
-import logging
-from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, overload
+from functools import partial
+from operator import attrgetter
+from typing import Any
 
 from coati_rl.data.dataset import checked_row, log_refused, render_prompts
 from coati_rl.data.draw_order import PromptDigest
+from coati_rl.data.lazy import LazyParts, Part
 from coati_rl.data.streamed_rows import StreamedRows
 from coati_rl.data.tasks import RowTasks, TaskRow
 from coati_rl.types import Prompt
 
-logger = logging.getLogger(__name__)
-
 _AT_A_TIME = 256  # rows that are tokenised in one call of the first pass
 
 
-class StreamedTaskRows(Sequence[TaskRow]):
-    """Hold the places of rows that were checked, and find their tasks when they are read again."""
-
-    def __init__(self, source: str, *, flag: str, tasks: RowTasks, max_rows: int | None = None) -> None:
-        """Check all rows. Raises: ConfigError as `dataset.load_rows`."""
-        self._tasks = tasks
-        self.task_names: set[str] = set()
-        self._rows = StreamedRows(source, flag=flag, check=self._check, max_rows=max_rows)
-
-    def _check(self, where: str, row: Any) -> None:
-        self.task_names.add(checked_row(row, self._tasks, where).task.name)
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, index: int) -> TaskRow: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[TaskRow]: ...
-    def __getitem__(self, index: int | slice) -> TaskRow | list[TaskRow]:
-        """Read a row, or several. Raises: RunError for a file that has changed."""
-        if isinstance(index, slice):
-            return [checked_row(row, self._tasks, where) for where, row in self._rows[index]]
-        where, row = self._rows[index]
-        return checked_row(row, self._tasks, where)
+def streamed_task_rows(
+    source: str, *, flag: str, tasks: RowTasks, max_rows: int | None = None
+) -> StreamedRows[TaskRow]:
+    """Return rows that were checked; their kinds are the names of their tasks. Raises: ConfigError as `load_rows`."""
+    read = partial(_task_row, tasks)
+    return StreamedRows(source, flag=flag, read=read, kind_of=attrgetter("task.name"), max_rows=max_rows)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Part:
-    name: str  # that uids begin with
-    rows: StreamedTaskRows
-    usable: "array[int]"  # numbers of the rows that are not too long
+def _task_row(tasks: RowTasks, where: str, row: Any) -> TaskRow:
+    return checked_row(row, tasks, where)
 
 
-class StreamedPrompts(Sequence[Prompt]):
+class StreamedPrompts(LazyParts[Prompt, TaskRow]):
     """Make the prompts of all sources, one source after the other, when they are asked for.
 
     Args:
@@ -72,7 +47,7 @@ class StreamedPrompts(Sequence[Prompt]):
 
     def __init__(
         self,
-        rows: Mapping[str, StreamedTaskRows],
+        rows: Mapping[str, Sequence[TaskRow]],
         tokenizer: Any,
         *,
         max_prompt_tokens: int,
@@ -80,40 +55,28 @@ class StreamedPrompts(Sequence[Prompt]):
         shares: Sequence[Fraction] = (),
     ) -> None:
         self._tokenizer, self._input_template = tokenizer, input_template
-        digest, parts, tasks = PromptDigest(shares), list[_Part](), dict[str, None]()
-        for name, each in rows.items():
-            usable = array("I")
-            for number, prompt in enumerate(self._all(name, each)):
-                if len(prompt.token_ids) <= max_prompt_tokens:
-                    usable.append(number)
-                    digest.add(prompt)
-                    tasks[prompt.task] = None
-            log_refused(name, len(each) - len(usable), len(each), max_prompt_tokens)
-            parts.append(_Part(name=name, rows=each, usable=usable))
-        self._parts = parts
+        digest, tasks = PromptDigest(shares), dict[str, None]()
+        super().__init__(self._read(rows, max_prompt_tokens, digest, tasks))
         self.fingerprint, self.ground_truths = digest.fingerprint, digest.ground_truths
         self.tasks = (*tasks,)
-        self.sizes = tuple(len(part.usable) for part in parts)
-        self.num_refused = sum(len(part.rows) - len(part.usable) for part in parts)
 
-    def __len__(self) -> int:
-        """Return the number of prompts."""
-        return sum(self.sizes)
-
-    @overload
-    def __getitem__(self, index: int) -> Prompt: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Prompt]: ...
-    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
-        """Make a prompt, or several. Raises: RunError for a file that has changed."""
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        place = index
-        for part in self._parts:
-            if 0 <= place < len(part.usable):
-                return self._made(part.name, part.rows[part.usable[place]], part.usable[place])
-            place -= len(part.usable)
-        raise IndexError(index)
+    def _read(
+        self,
+        rows: Mapping[str, Sequence[TaskRow]],
+        max_prompt_tokens: int,
+        digest: PromptDigest,
+        tasks: dict[str, None],
+    ) -> Iterator[Part[TaskRow]]:
+        """Find the prompts that are not too long, and their tasks."""
+        for name, each in rows.items():
+            part = Part(rows=each, name=name)
+            for number, prompt in enumerate(self._all(name, each)):
+                if len(prompt.token_ids) <= max_prompt_tokens:
+                    part.usable.append(number)
+                    digest.add(prompt)
+                    tasks[prompt.task] = None
+            log_refused(name, len(each) - len(part.usable), len(each), max_prompt_tokens)
+            yield part
 
     def find(self, uid: str) -> Prompt:
         """Return the prompt with a uid. Raises: KeyError."""
@@ -122,19 +85,17 @@ class StreamedPrompts(Sequence[Prompt]):
             row = int(number) if part.name == name and number.isdecimal() else -1
             place = bisect_left(part.usable, row)
             if row >= 0 and place < len(part.usable) and part.usable[place] == row:
-                return self._made(name, part.rows[row], row)
+                return self.made(part, row)
         raise KeyError(uid)
 
-    def _made(self, name: str, row: TaskRow, number: int) -> Prompt:
-        (prompt,) = render_prompts([row], self._tokenizer, name=name, first=number, input_template=self._input_template)
+    def made(self, part: Part[TaskRow], number: int) -> Prompt:
+        """Make a prompt."""
+        (prompt,) = self._rendered([part.rows[number]], part.name, number)
         return prompt
 
-    def _all(self, name: str, rows: StreamedTaskRows) -> Iterator[Prompt]:
+    def _all(self, name: str, rows: Sequence[TaskRow]) -> Iterator[Prompt]:
         for first in range(0, len(rows), _AT_A_TIME):
-            yield from render_prompts(
-                rows[first : first + _AT_A_TIME],
-                self._tokenizer,
-                name=name,
-                first=first,
-                input_template=self._input_template,
-            )
+            yield from self._rendered(rows[first : first + _AT_A_TIME], name, first)
+
+    def _rendered(self, rows: Sequence[TaskRow], name: str, first: int) -> Sequence[Prompt]:
+        return render_prompts(rows, self._tokenizer, name=name, first=first, input_template=self._input_template)

@@ -6,14 +6,17 @@ A first pass over the files checks every row and keeps its place: 16 bytes. A fi
 import json
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any, BinaryIO, TypeVar
 
-from coati_rl.data.files import LocatedRow, files_of, row_of_line
+from coati_rl.data.files import files_of, row_of_line
+from coati_rl.data.lazy import LazySequence
 from coati_rl.data.lines import line_at, lines_of
 from coati_rl.errors import ConfigError, RunError
+
+Row = TypeVar("Row", covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,21 +27,29 @@ class _File:
     mtime_ns: int
 
 
-class StreamedRows(Sequence[LocatedRow]):
+class StreamedRows(LazySequence[Row]):
     """Hold the places of rows; an item is read when it is asked for.
 
     Args:
         source: a JSONL file, or a directory of them.
         flag: the command-line flag it came from, for messages.
+        read: makes the item of a row and where it is; raises ConfigError for a row that is wrong.
+        kind_of: of an item; `kinds` are those of all rows.
         max_rows: keep no more than the first of them; None: all.
-        check: is called with each row and where it is; raises ConfigError for a row that is wrong.
     Raises: ConfigError as `files.read_rows`.
     """
 
     def __init__(
-        self, source: str, *, flag: str, check: Callable[[str, Any], object], max_rows: int | None = None
+        self,
+        source: str,
+        *,
+        flag: str,
+        read: Callable[[str, Any], Row],
+        kind_of: Callable[[Row], Hashable] = type,
+        max_rows: int | None = None,
     ) -> None:
-        self._flag = flag
+        self._flag, self._read = flag, read
+        self.kinds = set[Any]()
         self._files = [_described(path, source, flag) for path in _jsonl_files(source, flag)]
         self._handles: dict[int, BinaryIO] = {}
         self._file_numbers, self._offsets, self._lines = array("I"), array("Q"), array("I")
@@ -46,7 +57,7 @@ class StreamedRows(Sequence[LocatedRow]):
             for offset, line, row in self._scan(number):
                 if max_rows is not None and len(self) >= max_rows:
                     break
-                check(self._where(number, line), row)
+                self.kinds.add(kind_of(read(self._where(number, line), row)))
                 self._file_numbers.append(number)
                 self._offsets.append(offset)
                 self._lines.append(line)
@@ -57,24 +68,19 @@ class StreamedRows(Sequence[LocatedRow]):
         """Return the number of rows."""
         return len(self._offsets)
 
-    @overload
-    def __getitem__(self, index: int) -> LocatedRow: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[LocatedRow]: ...
-    def __getitem__(self, index: int | slice) -> LocatedRow | list[LocatedRow]:
-        """Read a row, or several. Raises: RunError for a file that has changed since the first pass."""
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        number, line = self._file_numbers[index], self._lines[index]
+    def item(self, number: int) -> Row:
+        """Read a row. Raises: RunError for a file that has changed since the first pass."""
+        offset, line, number = self._offsets[number], self._lines[number], self._file_numbers[number]
         where, file = self._where(number, line), self._files[number]
         try:
             handle = self._opened(number)
             now = os.fstat(handle.fileno())
             if (now.st_size, now.st_mtime_ns) != (file.size, file.mtime_ns):
                 raise RunError(f"{where}: the file has changed since the run began; leave it as it was, or begin again")
-            return where, json.loads(line_at(handle, self._offsets[index]))
+            row = json.loads(line_at(handle, offset))
         except (OSError, ValueError) as error:
             raise RunError(f"{where}: cannot be read any more: {error}") from error
+        return self._read(where, row)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without open files."""

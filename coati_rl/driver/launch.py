@@ -42,7 +42,7 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
     """Run the training to its end.
 
     Args:
-        prepared: of `coati_rl.preflight.prepare` or `prepare_offline`.
+        prepared: of a `Preparation`.
         classes: the actors' classes.
         scratch: short path for Ray's sockets and logs, removed by the caller.
     Returns: the paths of the run's files.

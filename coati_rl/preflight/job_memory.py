@@ -27,7 +27,7 @@ from coati_rl.memory.run_memory import (
     shared_update,
     trainer_memory,
 )
-from coati_rl.preflight.memory_check import MemoryCheck, host_memory, passes, this_machine
+from coati_rl.preflight.memory_check import MemoryCheck, host_memory, passes
 from coati_rl.preflight.resources import read_model_config
 from coati_rl.samples import Sample
 from coati_rl.transport.choice import choose_backend
@@ -40,30 +40,16 @@ _NUM_READ = 2000  # samples, for their lengths
 Found = tuple[tuple[str, ...], list[str]]  # lines of the plan, and warnings
 
 
-def check_run_memory(
-    config: Config,
-    hf_config: Any,
-    device: Device,
-    *,
-    prompt_tokens: float | None,
-    check_layout: Callable[..., None],
-    gpu_memory: int | None = None,
-) -> Found:
-    """Forecast a run with producers.
+def check_memory(check: MemoryCheck[Any]) -> Found:
+    """Return lines of the plan, and warnings; a warning alone for an architecture that transformers cannot build.
 
-    Args:
-        config: of the run, its models as directories.
-        hf_config: transformers config of the policy.
-        device: of the run.
-        prompt_tokens: of a prompt, the mean; None if unknown.
-        check_layout: as of `prepare`.
-        gpu_memory: bytes of the smallest GPU of a cluster; None: that of this machine, if it has the run's.
-    Returns: lines of the plan, and warnings. Raises: ConfigError if it cannot fit.
+    Raises: ConfigError if the job cannot fit.
     """
-    machine = this_machine(config, device, gpu_memory)
-    others = _reward_model_configs(config)
-    checked = run_check(config, hf_config, machine, prompt_tokens=prompt_tokens, check_layout=check_layout)
-    return _found(checked, [hf_config, *_frozen_of_run(config, hf_config).values(), *others.values()])
+    for hf_config in check.models:
+        if not is_buildable(hf_config):
+            return (), [f"the memory of the run is not forecast, as a model's architecture is {hf_config.model_type}"]
+    forecast, warnings = check.run()
+    return (*_of_experts(check.models[0]), *forecast.lines()), warnings
 
 
 def run_check(
@@ -74,7 +60,15 @@ def run_check(
     prompt_tokens: float | None,
     check_layout: Callable[..., None],
 ) -> MemoryCheck[Config]:
-    """Return the check of a run with producers; see `check_run_memory`."""
+    """Return the check of a run with producers.
+
+    Args:
+        config: of the run, its models as directories.
+        hf_config: transformers config of the policy.
+        machine: of the run.
+        prompt_tokens: of a prompt, the mean; None if unknown.
+        check_layout: as of `Preparation`.
+    """
     models = RunModels(
         policy=hf_config,
         frozen=_frozen_of_run(config, hf_config),
@@ -110,27 +104,12 @@ def run_check(
         is_valid=passes(check, lambda each: check_layout(each, hf_config), lambda each: check_width(each, hf_config)),
         machine=machine,
         host_available=host_memory(config, machine.device),
+        models=(hf_config, *models.frozen.values(), *of_rewards.values()),
     )
 
 
 def _reward_model_configs(config: Config) -> dict[str, Any]:
     return {each: read_model_config(Path(each)) for each in config.reward_models.names if _is_here(each)}
-
-
-def check_job_memory(
-    config: OfflineConfig,
-    hf_config: Any,
-    device: Device,
-    *,
-    samples: Sequence[Sample],
-    check_layout: Callable[..., None],
-    gpu_memory: int | None = None,
-) -> Found:
-    """Forecast a job on a dataset; see `check_run_memory`. `samples` are those that it trains on."""
-    machine = this_machine(config, device, gpu_memory)
-    checked = job_check(config, hf_config, machine, samples=samples, check_layout=check_layout)
-    found = _models_of_job(config, hf_config)
-    return _found(checked, [found.policy, *found.frozen.values()])
 
 
 def job_check(
@@ -141,7 +120,7 @@ def job_check(
     samples: Sequence[Sample],
     check_layout: Callable[..., None],
 ) -> MemoryCheck[OfflineJobConfig]:
-    """Return the check of a job on a dataset; see `check_job_memory`."""
+    """Return the check of a job on a dataset; see `run_check`. `samples` are those that it trains on."""
     lengths = [len(sample) for sample in samples[:_NUM_READ]]
     longest = max(lengths) if lengths and len(lengths) == len(samples) else config.max_sample_tokens
     mean = sum(lengths) // len(lengths) if lengths else 1
@@ -166,6 +145,7 @@ def job_check(
         is_valid=passes(check_offline, lambda each: check_layout(each, hf_config)),
         machine=machine,
         host_available=host_memory(config, machine.device),
+        models=(hf_config, *_models_of_job(config, hf_config).frozen.values()),
     )
 
 
@@ -194,15 +174,6 @@ def is_buildable(hf_config: Any) -> bool:
     except (ValueError, TypeError, AttributeError):  # also fields that other architectures lack
         return False
     return True
-
-
-def _found(checked: MemoryCheck[Any], models: Sequence[Any]) -> Found:
-    """Return the lines and warnings of a check; a warning alone for an architecture that transformers cannot build."""
-    for hf_config in models:
-        if not is_buildable(hf_config):
-            return (), [f"the memory of the run is not forecast, as a model's architecture is {hf_config.model_type}"]
-    forecast, warnings = checked.run()
-    return (*_of_experts(models[0]), *forecast.lines()), warnings
 
 
 def _of_experts(hf_config: Any) -> tuple[str, ...]:

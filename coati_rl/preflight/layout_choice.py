@@ -19,7 +19,7 @@ from coati_rl.memory.nearest import Change
 from coati_rl.memory.run_engines import chosen_share
 from coati_rl.memory.run_memory import Machine
 from coati_rl.plugins import is_plugin
-from coati_rl.preflight.job_memory import OfflineJobConfig, backend_of, is_buildable, job_check, run_check
+from coati_rl.preflight.job_memory import backend_of, is_buildable
 from coati_rl.preflight.memory_check import RECOMPUTED, MemoryCheck, this_machine
 from coati_rl.preflight.resources import Job
 from coati_rl.types import Device
@@ -135,72 +135,38 @@ def open_choices(config: TrainingConfig, device: Device) -> tuple[str, ...]:
     return ("the layout of the trainers is chosen when the model is here",) if is_open else ()
 
 
-def with_run_choices(
-    config: Config,
+def with_choices(
+    config: Job,
     hf_config: Any,
     device: Device,
     *,
     given: Collection[str],
-    check_layout: Callable[..., None],
+    memory_check: Callable[[Job, Machine], MemoryCheck[Job]],
     gpu_memory: int | None = None,
-) -> tuple[Config, tuple[str, ...]]:
+) -> tuple[Job, tuple[str, ...]]:
     """Set the layout of trainers and the engines' share of a GPU where the user has left them open.
 
     Args:
-        config: of the run, with the defaults of its device.
-        hf_config: transformers config of the policy.
-        device: of the run.
+        config: of the job, with the defaults of its device.
+        hf_config: transformers config of the trained model.
+        device: of the job.
         given: the names of the settings of sizes and layouts that the user gave.
-        check_layout: as of `prepare`.
-        gpu_memory: bytes of the smallest GPU; None: that of this machine, if it has the run's.
+        memory_check: of the job with settings, on a machine.
+        gpu_memory: bytes of the smallest GPU; None: that of this machine, if it has the job's.
     Returns: the config, and a line of the plan if anything was chosen.
     """
     if device == "cpu" or not is_buildable(hf_config):
         return config, ()
     machine, is_assumed = _known_machine(config, device, gpu_memory)
-    choices = []
-    if "gpu_memory_utilization" not in given and config.sampling.backend == "vllm":
+    choices = list[Choice]()
+    if isinstance(config, Config) and "gpu_memory_utilization" not in given and config.sampling.backend == "vllm":
         backend = backend_of(config, hf_config, device)
         share = chosen_share(config, hf_config, backend, gpu_bytes=machine.gpu_bytes or 0)
         values = {"gpu_memory_utilization": share}
         why = "vLLM's share leaves room for new weights"
         choices.append(Choice(flags=f"--gpu-memory-utilization {share:g}", values=values, why=why))
         config = config.with_changes(**values)
-    checked = run_check(config, hf_config, machine, prompt_tokens=None, check_layout=check_layout)
-    return _with_layout(checked, choices, given=given, is_assumed=is_assumed)
-
-
-def with_job_choices(
-    config: OfflineJobConfig,
-    hf_config: Any,
-    device: Device,
-    *,
-    given: Collection[str],
-    check_layout: Callable[..., None],
-    gpu_memory: int | None = None,
-) -> tuple[OfflineJobConfig, tuple[str, ...]]:
-    """Set the layout of a job on a dataset where the user has left it open; see `with_run_choices`."""
-    if device == "cpu" or not is_buildable(hf_config):
-        return config, ()
-    machine, is_assumed = _known_machine(config, device, gpu_memory)
-    checked = job_check(config, hf_config, machine, samples=(), check_layout=check_layout)
-    return _with_layout(checked, [], given=given, is_assumed=is_assumed)
-
-
-def _known_machine(config: TrainingConfig, device: Device, gpu_memory: int | None) -> tuple[Machine, bool]:
-    """Return the machine that is planned for, and whether its GPUs' memory is an assumption."""
-    machine = this_machine(config, device, gpu_memory)
-    if machine.gpu_bytes is not None:
-        return machine, False
-    return replace(machine, gpu_bytes=ASSUMED_GPU_BYTES), True
-
-
-def _with_layout(
-    checked: MemoryCheck[Job], choices: Sequence[Choice], *, given: Collection[str], is_assumed: bool
-) -> tuple[Job, tuple[str, ...]]:
-    """Choose a layout, and say it before the other choices in one line of the plan."""
-    config = checked.config
-    layout = choose_layout(checked, given=given, former=former_layout(config))
+    layout = choose_layout(memory_check(config, machine), given=given, former=former_layout(config))
     if layout is not None:
         choices = [layout, *choices]
         config = config.with_changes(**layout.values)
@@ -209,3 +175,11 @@ def _with_layout(
     assumed = f"; GPUs are taken to have {gib(ASSUMED_GPU_BYTES)}, as theirs is unknown" if is_assumed else ""
     flags, reasons = " ".join(each.flags for each in choices), "; ".join(each.why for each in choices)
     return config, (f"{'chosen':<24}{flags}: {reasons}{assumed}",)
+
+
+def _known_machine(config: TrainingConfig, device: Device, gpu_memory: int | None) -> tuple[Machine, bool]:
+    """Return the machine that is planned for, and whether its GPUs' memory is an assumption."""
+    machine = this_machine(config, device, gpu_memory)
+    if machine.gpu_bytes is not None:
+        return machine, False
+    return replace(machine, gpu_bytes=ASSUMED_GPU_BYTES), True

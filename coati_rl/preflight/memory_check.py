@@ -6,7 +6,7 @@ are not known before the run, and what the longest ones would take is a warning.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic
 
 from coati_rl.config.parallel import ParallelConfig
@@ -35,6 +35,7 @@ class MemoryCheck(Generic[Job]):
     is_valid: Callable[[Job], bool]  # whether a job with other settings passes the rules
     machine: Machine
     host_available: int | None  # bytes; None: the run's processes are elsewhere, or unknown
+    models: Sequence[Any]  # transformers configs of the job's models, the trained one first
 
     def run(self) -> tuple[Forecast, list[str]]:
         """Return the forecast, and warnings. Raises: ConfigError for a run that cannot fit."""

@@ -16,7 +16,8 @@ from coati_rl.data.forms import Conversation, Form, Labelled, Pair, Recorded
 from coati_rl.data.mixing import Mixing
 from coati_rl.data.offline_samples import OfflineSamples, pair_samples
 from coati_rl.data.row_formats import Columns, FormSet
-from coati_rl.data.streamed_samples import StreamedForms, StreamedSamples
+from coati_rl.data.streamed_rows import StreamedRows
+from coati_rl.data.streamed_samples import StreamedSamples, streamed_forms
 from coati_rl.errors import ConfigError
 from coati_rl.samples import Sample
 
@@ -40,7 +41,7 @@ class SourceForms:
     sizes: tuple[int, ...]  # forms of each source
     num_equal: int = 0  # pairs left out because chosen and rejected are equal
     num_undecided: int = 0  # rollouts left out because their reward is undecided
-    streamed: tuple[StreamedForms, ...] = ()  # each source in place of `forms`
+    streamed: tuple[StreamedRows[Form], ...] = ()  # each source in place of `forms`
 
 
 def load_forms(config: OfflineConfig, text: str, *, flag: str) -> SourceForms:
@@ -50,7 +51,7 @@ def load_forms(config: OfflineConfig, text: str, *, flag: str) -> SourceForms:
     limit = data.max_samples if flag == TRAIN_FLAG else None
     if config.streams_rows and flag == TRAIN_FLAG:
         streamed = tuple(
-            StreamedForms(source.path, flag=flag, columns=columns, max_rows=limit) for source in read_sources(text)
+            streamed_forms(source.path, flag=flag, columns=columns, max_rows=limit) for source in read_sources(text)
         )
         return SourceForms(forms=(), sizes=tuple(map(len, streamed)), streamed=streamed)
     sources = [each_row(source.path, flag=flag, max_rows=limit) for source in read_sources(text)]
@@ -74,7 +75,7 @@ def read_source_forms(
 def needs_chat_template(rows: SourceForms) -> bool:
     """Return True if a row holds messages, which a chat template renders."""
     forms = rows.forms
-    return any(source.has_messages for source in rows.streamed) or any(
+    return any(Conversation in source.kinds for source in rows.streamed) or any(
         isinstance(form, Conversation) or isinstance(getattr(form, "prompt", None), tuple) for form in forms
     )
 
@@ -102,7 +103,7 @@ def _streamed(config: OfflineConfig, rows: SourceForms, tokenizer: Any) -> Sampl
     counts = RowCounts(
         num_rows=len(samples),
         num_equal=0,
-        num_left_out=samples.num_left_out,
+        num_left_out=samples.num_unusable,
         num_cut=samples.num_cut,
         num_tokens=samples.num_tokens,
         num_loss_tokens=samples.num_loss_tokens,

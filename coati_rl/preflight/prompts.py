@@ -12,7 +12,8 @@ from coati_rl.data.endless_prompts import EndlessPrompts, GeneratedPrompts
 from coati_rl.data.generators import Generator, open_generator
 from coati_rl.data.ground_truth import required_truth
 from coati_rl.data.prompt_source import DatasetPrompts
-from coati_rl.data.streamed_prompts import StreamedPrompts, StreamedTaskRows
+from coati_rl.data.streamed_prompts import StreamedPrompts, streamed_task_rows
+from coati_rl.data.streamed_rows import StreamedRows
 from coati_rl.data.tasks import RowTasks, Task, TaskRow
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.generator_spec import DEFAULT_SIZE, GENERATED, is_generator, parse_generator
@@ -57,7 +58,7 @@ class RunRows:
         """Return the tasks that have a row."""
         known = {rows.task.name for rows in self.generated.values()}
         for rows in (*self.of_files.values(), *self.evaluation.values()):
-            known |= rows.task_names if isinstance(rows, StreamedTaskRows) else {row.task.name for row in rows}
+            known |= rows.kinds if isinstance(rows, StreamedRows) else {row.task.name for row in rows}
         return known
 
 
@@ -106,7 +107,7 @@ def load_run_rows(config: Config, rewards: RewardFacts, *, tools: tuple[dict[str
                 of_rows = tasks[task or GENERATED]
                 train[name] = _generated(source.path, of_rows, flag="--dataset", seed=config.run.seed)
             else:
-                load = StreamedTaskRows if config.data.streaming else load_rows
+                load = streamed_task_rows if config.data.streaming else load_rows
                 limit = config.data.max_samples
                 train[name] = load(source.path, flag="--dataset", tasks=row_tasks, max_rows=limit)
 
@@ -194,7 +195,7 @@ def make_run_prompts(rows: RunRows, config: Config, tokenizer: Any) -> tuple[Pro
         max_prompt_tokens=config.data.max_prompt_tokens,
         input_template=config.data.input_template,
     )
-    streamed = {name: each for name, each in rows.of_files.items() if isinstance(each, StreamedTaskRows)}
+    streamed = {name: each for name, each in rows.of_files.items() if isinstance(each, StreamedRows)}
     if streamed:
         prompts = StreamedPrompts(
             streamed,
@@ -203,7 +204,7 @@ def make_run_prompts(rows: RunRows, config: Config, tokenizer: Any) -> tuple[Pro
             input_template=config.data.input_template,
             shares=config.data.shares,
         )
-        sizes, train = prompts.sizes, PromptSet(prompts=prompts, num_refused=prompts.num_refused)
+        sizes, train = prompts.sizes, PromptSet(prompts=prompts, num_refused=prompts.num_unusable)
     else:
         sets = [make(each, name=name) for name, each in rows.of_files.items()]
         sizes = tuple(len(each.prompts) for each in sets)

@@ -203,6 +203,13 @@ def checked_model_config(
     return config, [*facts.warnings]
 
 
+def positions_of(hf_config: Any) -> int | None:
+    """Return the tokens that a model (its transformers config) has positions for; None: unknown, or extended (rope)."""
+    limit = getattr(hf_config, "max_position_embeddings", None)
+    rope = getattr(hf_config, "rope_parameters", None) or {}
+    return limit if isinstance(limit, int) and rope.get("rope_type", "default") == "default" else None
+
+
 def read_model_config(directory: Path, flag: str = "--model") -> Any:
     """Return the transformers config of the model's text part. Raises: ConfigError, which names `flag`."""
     from coati_rl.model_files.config import read_config

@@ -4,6 +4,7 @@ from typing import Any
 
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
+from coati_rl.preflight.resources import positions_of
 
 
 def check_vocabulary(tokenizer: Any, other_tokenizer: Any, *, model: str, other: str) -> None:
@@ -54,9 +55,8 @@ def check_vocabulary_sizes(vocab_size: int, its_vocab_size: int, *, without_full
 
 def check_positions(config: TrainingConfig, its_config: Any, *, other: str) -> None:
     """Raise a ConfigError if a sample may have more tokens than the other model has positions."""
-    limit, length = getattr(its_config, "max_position_embeddings", None), config.max_sample_tokens
-    rope = getattr(its_config, "rope_parameters", None) or {}
-    if isinstance(limit, int) and length > limit and rope.get("rope_type", "default") == "default":
+    limit, length = positions_of(its_config), config.max_sample_tokens
+    if limit is not None and length > limit:
         raise ConfigError(
             f"{other}: has {limit} positions, and a sample may have {length} tokens; use shorter samples, or a model "
             "with more positions"

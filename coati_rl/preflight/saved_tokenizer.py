@@ -4,7 +4,7 @@ The files that a checkpoint holds are written to a temporary directory, and the 
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,49 +13,19 @@ from typing import Any, TypeVar
 import numpy as np
 
 from coati_rl.checkpoint.tokenizer_files import read_tokenizer_files, tokenizer_files, write_files
-from coati_rl.config import Config
-from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.data.chat_template import set_variables
-from coati_rl.data.dataset import render_prompts
 from coati_rl.errors import ConfigError
-from coati_rl.preflight.offline_rows import SourceForms, tokens_of
-from coati_rl.preflight.prompts import RunRows
 from coati_rl.preflight.resources import read_tokenizer
 
 Row = TypeVar("Row")
-Encode = Callable[[Any], Iterator[tuple[str, list[np.ndarray]]]]  # tokenizer -> each row's name, tokens and masks
+Encoded = tuple[str, list[np.ndarray]]  # a row's name, its tokens and masks
 
 _NUM_ROWS = 16  # of each file, evenly spaced
 
 
-def check_of_run(config: Config, rows: RunRows, tokenizer: Any) -> None:
-    """Compare the prompts of a run. Raises: ConfigError naming one that differs."""
-
-    def encode(its_tokenizer: Any) -> Iterator[tuple[str, list[np.ndarray]]]:
-        for name, each in (*rows.of_files.items(), *rows.evaluation.items()):
-            sample = _some(each)
-            template = config.data.input_template
-            prompts = render_prompts(list(sample.values()), its_tokenizer, name=name, input_template=template)
-            for number, prompt in zip(sample, prompts, strict=True):
-                yield f"{name}, prompt {number + 1}", [np.array(prompt.token_ids)]
-
-    _check(config, tokenizer, encode)
-
-
-def check_of_dataset(config: OfflineConfig, forms: Mapping[str, SourceForms], tokenizer: Any) -> None:
-    """Compare the samples of a job on a dataset. Raises: ConfigError naming a row that differs."""
-
-    def encode(its_tokenizer: Any) -> Iterator[tuple[str, list[np.ndarray]]]:
-        for rows in forms.values():
-            for source in rows.streamed or (rows.forms,):
-                for form in _some(source).values():
-                    yield form.where, tokens_of(config, form, its_tokenizer)
-
-    _check(config, tokenizer, encode)
-
-
-def _check(config: TrainingConfig, tokenizer: Any, encode: Encode) -> None:
+def check_saved_tokenizer(config: TrainingConfig, tokenizer: Any, encode: Callable[[Any], Iterator[Encoded]]) -> None:
+    """Compare the two tokenizers, and what `encode` makes with them. Raises: ConfigError naming a row that differs."""
     directory, template = Path(config.model.model), config.data.chat_template
     saved = _as_saved(directory, template, _signature(directory))
     set_variables(saved, date=config.data.template_date, variables=config.data.chat_template_kwargs)
@@ -104,7 +74,7 @@ def _signature(directory: Path) -> tuple[Any, ...]:
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
 
 
-def _some(rows: Sequence[Row]) -> dict[int, Row]:
+def some_rows(rows: Sequence[Row]) -> dict[int, Row]:
     """Return rows of all parts of a file, by their numbers."""
     count = min(len(rows), _NUM_ROWS)
     return {number: rows[number] for number in (place * len(rows) // count for place in range(count))}

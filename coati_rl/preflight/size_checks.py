@@ -13,7 +13,7 @@ from coati_rl.config.server_rules import stages_on_host
 from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
 from coati_rl.preflight.prepared_run import NUM_READ
-from coati_rl.preflight.resources import find_device
+from coati_rl.preflight.resources import find_device, positions_of
 from coati_rl.types import Device
 
 
@@ -55,10 +55,8 @@ def _fewer(config: Config, available: int) -> str:
 
 def check_length(config: Config, model: Any) -> None:
     """Raise ConfigError if the longest episode exceeds the positions of the model, given by its transformers config."""
-    limit = getattr(model, "max_position_embeddings", None)
-    rope = getattr(model, "rope_parameters", None) or {}
-    is_extended = rope.get("rope_type", "default") != "default"  # the engine knows its limit
-    if isinstance(limit, int) and config.max_model_len > limit and not is_extended:
+    limit = positions_of(model)  # None where rotary positions are extended: the engine knows its limit
+    if limit is not None and config.max_model_len > limit:
         raise ConfigError(
             f"{_length(config)} the {limit} positions of --model {config.model.model}; "
             f"nearest: {_shorter(config, limit)}"

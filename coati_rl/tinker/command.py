@@ -20,7 +20,8 @@ from pathlib import Path
 
 import uvicorn
 
-from coati_rl.errors import CoatiError, ConfigError
+from coati_rl.errors import ConfigError
+from coati_rl.processes.exit_codes import exit_code_of
 from coati_rl.processes.exit_messages import print_lines
 from coati_rl.processes.http_server import listen, server_config, url_of
 from coati_rl.processes.subreaper import run_under_subreaper
@@ -60,19 +61,9 @@ def _main(arguments: Sequence[str], make_base: MakeBase, _scratch: Path) -> int:
     say = functools.partial(print_lines, prog=PROG)
     logging.basicConfig(level=logging.INFO, format=f"{PROG}: %(message)s")
     try:
-        _serve(_parser().parse_args(arguments), make_base, say)
-    except ConfigError as error:
-        say(str(error))
-        return 2
-    except CoatiError as error:
-        say(f"failed: {' '.join(str(error).split())}")
-        return 1
-    except KeyboardInterrupt:
-        say("interrupted")
-        return 130
+        return exit_code_of(lambda: _serve(_parser().parse_args(arguments), make_base, say), prog=PROG)
     finally:
         gc.freeze()  # so that the end of the interpreter does not look at all that was imported
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ import pyarrow
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
+from coati_rl.processes import http_bodies
 from coati_rl.tinker.api_error import ApiError
 from coati_rl.tinker.bodies import Body
 
@@ -17,13 +18,8 @@ _CHUNK_BYTES = 2**20
 
 async def read_body(request: Request, limit: int) -> bytes:
     """Return a request's body. Raises: ApiError of status 413 if it is larger than `limit` bytes, or 400."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise _too_large(limit)
-        parts.append(part)
-    data, encoding = b"".join(parts), request.headers.get("content-encoding", "identity")
+    data = await http_bodies.read_body(request, max_bytes=limit, timeout_s=None, problem=_problem)
+    encoding = request.headers.get("content-encoding", "identity")
     if encoding == "identity":
         return data
     if encoding != "zstd":
@@ -43,6 +39,10 @@ def _decompressed(data: bytes, limit: int) -> bytes:
     except OSError as error:
         raise ApiError(400, f"the body is no zstd stream: {error}") from error
     return b"".join(parts)
+
+
+def _problem(status: int, message: str) -> ApiError:
+    return ApiError(status, f"{message}: send fewer datums, or shorter ones" if status == 413 else message)
 
 
 def _too_large(limit: int) -> ApiError:

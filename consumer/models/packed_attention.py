@@ -124,20 +124,24 @@ def packed_attention(
     if query.is_cuda and query.dtype in HALF:
         return _attend_varlen(query, key, value, lengths, parents, sliding_window, kwargs["scaling"]), None
     if query.dtype in HALF and _longest_path(lengths or ((query.shape[2],),), parents) <= FLOAT32_ATTENTION:
-        attended, _ = packed_attention(
-            module,
-            query.float(),
-            key.float(),
-            value.float(),
-            None,
-            lengths=lengths,
-            parents=parents,
-            sliding_window=sliding_window,
-            **kwargs,
-        )
-        return attended.to(query.dtype), None
+        full = (query.float(), key.float(), value.float())
+        return _attend_rows(module, *full, lengths, parents, sliding_window, **kwargs).to(query.dtype), None
+    return _attend_rows(module, query, key, value, lengths, parents, sliding_window, **kwargs), None
+
+
+def _attend_rows(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: RowLengths | None,
+    parents: RowParents | None,
+    sliding_window: int | None,
+    **kwargs: Any,
+) -> Tensor:
+    """Return [R, L, heads, D]: the attention of each segment alone, or of each path of segments."""
     if lengths is None:
-        return _attend(module, query, key, value, sliding_window, **kwargs), None
+        return _attend(module, query, key, value, sliding_window, **kwargs)
     rows = []
     for r, row in enumerate(lengths):
         parts = [tensor[r : r + 1].split(row, dim=2) for tensor in (query, key, value)]
@@ -147,7 +151,7 @@ def packed_attention(
             queries, keys, values = parts
             samples = _attend_paths(module, queries, keys, values, parents[r], sliding_window, **kwargs)
         rows.append(torch.cat(samples, dim=1))
-    return torch.cat(rows), None
+    return torch.cat(rows)
 
 
 def _attend_paths(

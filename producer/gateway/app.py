@@ -12,9 +12,9 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from coati_rl.processes import http_bodies
 from producer.gateway.api_error import ApiError, reply_to_api_error
 from producer.gateway.event_stream import EventStream
 from producer.gateway.replies import ReplyWriter
@@ -80,23 +80,10 @@ def _router(find: FindSession, served: ServedModels, limits: BodyLimits) -> APIR
 
 
 async def read_body(request: Request, limits: BodyLimits) -> bytes:
-    """Return the body; both its announced and its actual length are limited. Raises: ApiError."""
-    too_large = ApiError(413, f"the body is larger than {limits.max_bytes} bytes")
-    announced = request.headers.get("content-length", "0")
-    if not announced.isdecimal() or int(announced) > limits.max_bytes:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.timeout_s):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > limits.max_bytes:
-                    raise too_large
-    except TimeoutError as error:
-        raise ApiError(408, f"the body did not arrive within {limits.timeout_s:g} s") from error
-    except ClientDisconnect as error:
-        raise ApiError(400, "the client disconnected") from error
-    return bytes(body)
+    """Return the body. Raises: ApiError if it exceeds the limits."""
+    return await http_bodies.read_body(
+        request, max_bytes=limits.max_bytes, timeout_s=limits.timeout_s, problem=ApiError
+    )
 
 
 async def _reply(

@@ -20,10 +20,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from coati_rl import __version__
 from coati_rl.errors import RunError
+from coati_rl.processes.http_bodies import read_body
 from coati_rl.reward_spec import public_reward_type
 from coati_rl.types import Problem, Score
 from rewards.remote.wire import HealthReply, ScoreRequest, describe_errors, reply_body
@@ -133,7 +133,9 @@ def make_app(queue: ScoringQueue, token: str, limits: RequestLimits) -> FastAPI:
     async def score(request: Request) -> Response:
         _require_token(request, token)
         async with queue.track_request():
-            body = await _read_body(request, limits)
+            body = await read_body(
+                request, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s, problem=HTTPException
+            )
             scores = await _score(queue, _parse(body, queue.reward_type, limits), limits)
         return Response(reply_body(scores), media_type="application/json")
 
@@ -155,25 +157,6 @@ def _require_token(request: Request, token: str) -> None:
     if scheme.lower() != "bearer" or not is_right:
         problem = "wrong token" if given else "no token"
         raise HTTPException(401, f'{problem}: send "Authorization: Bearer TOKEN"', {"WWW-Authenticate": "Bearer"})
-
-
-async def _read_body(request: Request, limits: RequestLimits) -> bytes:
-    """Return the body; both its announced and its actual length are limited."""
-    too_large = HTTPException(413, f"the body is larger than {limits.max_body_bytes} bytes")
-    if int(request.headers.get("content-length", "0")) > limits.max_body_bytes:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.body_timeout_s):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > limits.max_body_bytes:
-                    raise too_large
-    except TimeoutError as error:
-        raise HTTPException(408, f"the body did not arrive within {limits.body_timeout_s:g} s") from error
-    except ClientDisconnect as error:
-        raise HTTPException(400, "the client disconnected") from error
-    return bytes(body)
 
 
 def _parse(body: bytes, reward_type: str, limits: RequestLimits) -> ScoreRequest:

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar, Literal
 
 from coati_rl.config.data import streaming_field
-from coati_rl.config.fields import Section, experiment
+from coati_rl.config.fields import Needs, Section, experiment
 from coati_rl.config.jobs.common import learning_rate, project
 from coati_rl.config.model import aux_loss_coeff
 from coati_rl.config.offline import OfflineConfig
@@ -36,6 +36,8 @@ class CrossEntropyConfig(Section):
 
 class TeacherTextConfig(Section):
     """Distillation on a dataset's text, such as a teacher wrote."""
+
+    NEEDS: ClassVar[Needs] = {"teacher": ()}
 
     teacher: str | None = experiment(
         None,

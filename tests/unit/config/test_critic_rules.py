@@ -15,8 +15,6 @@ def problems(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("flags", "refused", "accepted"),
     [
-        ("--critic-lr 1e-5", "--critic-lr 1e-05 without --advantage-estimator gae", ["-a PPO --critic-lr 1e-5"]),
-        ("--gamma 0.9 --critic-warmup 3", "--gamma 0.9, --critic-warmup 3 without", ["-a PPO --gamma 0.9"]),
         ("-a PPO --turn-advantages 0.9", "--turn-advantages 0.9 with --advantage-estimator gae", ["-a PPO"]),
         ("-a PPO --distill-only --teacher big", "--distill-only with", ["-a PPO --teacher big"]),
         (

@@ -4,10 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from coati_rl.config.cli import parse, parse_job
+from coati_rl.config.cli import parse
 from coati_rl.config.engine_rules import check_engine_device, check_engines, check_width, engine_warnings
-from coati_rl.config.generate import GenerateConfig
-from coati_rl.config.generate_rules import check_generate
 from coati_rl.config.named_values import named_values
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
@@ -43,17 +41,6 @@ def test_a_malformed_argument_is_refused(text, message):
 @pytest.mark.parametrize(("text", "value"), [("", None), ("--enforce-eager", True), ("--no-enforce-eager", False)])
 def test_eager_is_on_off_or_left_to_the_device(text, value):
     assert config_of(text).sampling.enforce_eager is value
-
-
-@pytest.mark.parametrize("flag", ["--block-size 32", "--quantization fp8", "--no-enforce-eager", "--engine-arg a=1"])
-@pytest.mark.parametrize("backend", ["transformers", "fake"])
-def test_what_only_vllm_has_is_refused_for_another_engine(flag, backend):
-    assert refusal(check, config_of(f"-b {backend} {flag}")) == (
-        f"{flag} with -b {backend}: only vLLM has it; use -b vllm, or leave it out"
-    )
-    config = parse_job(f"-m m -d d -o o -b {backend} {flag}".split(), GenerateConfig)[0]
-    assert f"{flag} with -b {backend}" in refusal(check_generate, config)
-    check(config_of(flag))
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,7 @@ def test_each_engine_is_one_server():
         ("--colocate -nb 0", "--colocate with -b URL: a server has devices of its own"),
         ("--lora-rank 4 --lora-sync adapter", "--lora-sync adapter with -b URL: a server gets whole weights"),
         ("--max-num-seqs 4", "--max-num-seqs 4 with -b URL: has no effect; give --max-num-seqs to the server"),
-        ("--block-size 32", "--block-size 32 with -b URL: only vLLM has it"),
-        ("-ptp 2", "-ptp 2: only the vllm backend is tensor parallel"),
+        ("-ptp 2", "--producer-tensor-parallel-size 2 without --backend vllm"),
     ],
 )
 def test_what_a_server_does_not_take_is_refused(flags, message):

@@ -22,7 +22,6 @@ def problems(**settings):
             {"tensor_parallel_size": 2, "num_trainers": 2},
             "--load-in-4bit with -tp 2: .*; use -tp 1, with -pp",
         ),
-        ({"lora_rank": None}, "--load-in-4bit True without --lora-rank: has no effect"),
     ],
 )
 def test_what_is_not_there_is_refused_with_a_remedy(settings, message):

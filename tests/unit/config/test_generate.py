@@ -40,9 +40,7 @@ def test_the_file_has_no_default():
     ("flags", "message"),
     [
         ("-g 4 -temp 0", "-g 4 with -temp 0: greedy samples of a prompt are all the same; use -g 1"),
-        ("-ptp 2 -b transformers", "-ptp 2: only the vllm backend is tensor parallel; use -b vllm"),
-        ("--best-of -g 4", "--best-of: needs rewards; give --reward-type"),
-        ("--pairs --min-reward 1 -g 4", "--pairs, --min-reward: needs rewards; give --reward-type"),
+        ("--pairs --min-reward 1 -g 4", "--pairs and --min-reward 1.0 without --reward-type"),
         ("--best-of -rt boxed", "--best-of: compares the samples of a prompt; give -g 2 or more"),
         ("--pairs -rt boxed", "--pairs: compares the samples of a prompt; give -g 2 or more"),
         ("--pairs --best-of -g 4 -rt boxed", "--best-of, --pairs: a pair has the best sample and another one"),

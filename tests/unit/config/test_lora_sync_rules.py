@@ -34,8 +34,3 @@ def test_it_is_taken_with_an_engine_that_has_adapters(backend):
 def test_a_job_without_engines_sends_nothing():
     job = SftJobConfig(num_trainers=1, lora_rank=8, lora_sync="adapter")
     assert [*lora_problems(job)] == ["--lora-sync adapter: has no effect, as there are no engines; leave it out"]
-
-
-def test_without_adapters_it_has_no_effect():
-    (found,) = lora_problems(Config(**RUN))
-    assert found == "--lora-sync adapter without --lora-rank: has no effect; give --lora-rank, or leave it out"

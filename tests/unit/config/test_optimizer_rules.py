@@ -36,10 +36,6 @@ def test_betas_are_two_numbers():
             "--warmup-ratio 0.1 --warmup-steps 5",
             "--warmup-ratio 0.1 with --warmup-steps 5: both set the length of the warm-up; give one",
         ),
-        (
-            "--lr-schedule constant --min-lr-ratio 0.5",
-            "--min-lr-ratio 0.5 with --lr-schedule constant: is the end of cosine and linear; leave it out",
-        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(text, message):

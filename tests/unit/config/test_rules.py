@@ -107,7 +107,6 @@ def test_sizes_beyond_counting_are_refused_at_once():
             "-rt tags",
             "--reward-type 'tags': unknown reward 'tags'; use think_answer_tags, boxed, code, reasoning_gym, FILE.py:",
         ),
-        ("-ptp 2 -b transformers", "-ptp 2: only the vllm backend is tensor parallel; use -b vllm"),
     ],
 )
 def test_what_this_version_cannot_do_is_refused_by_name(argv, message):

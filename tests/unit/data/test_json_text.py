@@ -50,7 +50,7 @@ def test_a_row_that_nothing_can_use_is_named(row, cause, form, tmp_path):
     path.write_text('{"messages": "\\ud83d\\ude00 ' + "[" * 200 + '"}\n' + row)
     with pytest.raises(ConfigError) as caught:
         if form == "streamed":
-            StreamedRows(str(path), flag="-d", check=lambda where, row: None)
+            StreamedRows(str(path), flag="-d", read=lambda where, row: (where, row))
         else:
             read_rows(str(path), flag="-d")
     assert str(caught.value).startswith(f"-d {path}, {'row' if form == 'json' else 'line'} 2: {cause}")

@@ -22,7 +22,7 @@ def test_streamed_rows_are_those_of_the_file(end, begin, last, tmp_path):
     path.write_bytes((begin + end.join(ROWS) + (end if last else "")).encode())
     read = read_rows(str(path), flag="-d")
     assert [row["a"] for _, row in read] == ["x", "y\u2028z", "\u0085", "\x0b😀", "é" * 9000]
-    streamed = StreamedRows(str(path), flag="-d", check=lambda where, row: None)
+    streamed = StreamedRows(str(path), flag="-d", read=lambda where, row: (where, row))
     assert [streamed[number] for number in range(len(streamed))] == read
 
 
@@ -41,7 +41,7 @@ def test_text_in_another_encoding_is_named_by_its_line(tmp_path):
     path.write_bytes(b'{"a": 1}\r{"a": "caf\xe9"}\r')
     for read in (
         lambda: read_rows(str(path), flag="-d"),
-        lambda: StreamedRows(str(path), flag="-d", check=lambda where, row: None),
+        lambda: StreamedRows(str(path), flag="-d", read=lambda where, row: (where, row)),
     ):
         with pytest.raises(ConfigError, match=rf"^-d {path}, line 2: is not UTF-8 text"):
             read()

@@ -121,7 +121,7 @@ def test_only_jsonl_is_streamed(tmp_path):
     (tmp_path / "a.csv").write_text("messages,gt_answer\n1,1\n")
     for path, message in ((tmp_path / "a.csv", "no JSONL file; --streaming reads"), (tmp_path / "b", "no such file")):
         with pytest.raises(ConfigError, match=message):
-            StreamedRows(str(path), flag="--dataset", check=lambda where, row: None)
+            StreamedRows(str(path), flag="--dataset", read=lambda where, row: (where, row))
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error_that_names_the_line(write, tokenizer):

@@ -8,7 +8,7 @@ import pytest
 
 from coati_rl.config.cli import build_config
 from coati_rl.config.rules import check
-from coati_rl.preflight.prepare import prepare
+from coati_rl.preflight.prepare import RunPreparation
 from coati_rl.preflight.prompts import RewardFacts
 from coati_rl.runtime import cluster
 from consumer.parallel.layout_rules import check_layout
@@ -95,13 +95,12 @@ def config_with(small_run, tmp_path):
 def prepare_with(config_with):
     """Changes to the small run's fields -> the run, prepared."""
     facts = RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth)
-    return lambda **changes: prepare(
-        config_with(**changes),
+    return lambda **changes: RunPreparation(
         rewards=facts,
         check_layout=check_layout,
         try_model=try_model,
         is_dry_run=False,
-    )
+    ).prepare(config_with(**changes))
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from coati_rl.config.reward import reward_spec
 from coati_rl.config.rules import check
 from coati_rl.driver import coordinator_actors
 from coati_rl.errors import RunError
-from coati_rl.preflight.prepare import Prepared, prepare
+from coati_rl.preflight.prepare import RunPreparation
+from coati_rl.preflight.prepared_run import Prepared
 from coati_rl.preflight.prompts import RewardFacts
 from coati_rl.processes.actor_process import ActorContext
 from coati_rl.processes.run_dir import RunPaths, make_run_dir
@@ -95,14 +96,13 @@ class ThreadedRun:
         config = build_config(values)
         check(config)
         facts = RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth)
-        prepared = prepare(
-            config,
+        prepared = RunPreparation(
             rewards=facts,
             check_layout=check_layout,
             try_model=try_model,
             is_dry_run=False,
             environment=check_environment(config),
-        )
+        ).prepare(config)
         self.trace = Trace(prepared=prepared, paths=make_run_dir(config, prepared.resume))
         self._config = prepared.config
         self._score = score or {name: _score_of(settings) for name, settings in config.by_task.items()}

@@ -12,7 +12,7 @@ from coati_rl.config.cli import build_job
 from coati_rl.config.commands import OFFLINE
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.driver import coordinator_actors
-from coati_rl.preflight.prepare_offline import prepare_offline
+from coati_rl.preflight.prepare_offline import DatasetPreparation
 from coati_rl.processes.actor_process import ActorContext
 from coati_rl.processes.run_dir import make_run_dir
 from consumer.backend import Backend
@@ -50,7 +50,7 @@ def run_offline(job, values, *, stop_after=None):
     """Run a job to its end; `stop_after` optimizer steps it is interrupted."""
     config = build_job(values, OFFLINE[job])
     check_offline(config)
-    prepared = prepare_offline(config, check_layout=check_layout, try_model=try_model, is_dry_run=False)
+    prepared = DatasetPreparation(check_layout=check_layout, try_model=try_model, is_dry_run=False).prepare(config)
     paths = make_run_dir(prepared.config, prepared.resume)
     trace = OfflineTrace(run_dir=paths.run_dir, plan=prepared.plan.lines())
     backends = []

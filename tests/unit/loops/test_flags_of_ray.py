@@ -119,4 +119,4 @@ def test_master_port__is_not_needed_on_one_machine_where_the_trainers_meet_in_a_
 @pytest.mark.parametrize(("flags", "is_said"), [({}, True), ({"master_address": "10.0.0.9"}, False)])
 def test_ray_dir__has_no_effect_on_a_job_that_starts_no_ray_which_is_said(flags, is_said):
     config = build_job({"model": "m", "dataset": "d", "ray_dir": "/tmp/ray", **flags}, OFFLINE["sft"])
-    assert ["--ray_dir: has no effect" in each for each in prepare_offline._without_effect(config)] == [True] * is_said
+    assert ["--ray_dir: has no effect" in each for each in prepare_offline.without_effect(config)] == [True] * is_said

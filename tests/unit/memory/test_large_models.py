@@ -13,7 +13,7 @@ import rl_example
 from coati_rl.errors import ConfigError
 from coati_rl.memory.activations import MicroBatchSize
 from coati_rl.memory.run_memory import Machine, RunModels, trainer_memory
-from coati_rl.preflight import prepare
+from coati_rl.preflight.prepare import RunPreparation
 
 LLAMA_70B = {
     **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672},
@@ -40,14 +40,14 @@ def planned(model, tmp_path_factory):
     directory, prepared, texts = tmp_path_factory.mktemp("rows"), [], (StringIO(), StringIO())
     row = {"messages": {"role": "user", "content": "1 + 1"}, "gt_answer": "2"}
     (directory / "prompts.jsonl").write_text(f"{json.dumps(row)}\n" * 64)
-    prepare_run = prepare.prepare
+    prepare = RunPreparation.prepare
 
     def kept(*arguments, **settings):
-        prepared.append(prepare_run(*arguments, **settings))
+        prepared.append(prepare(*arguments, **settings))
         return prepared[-1]
 
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(texts[0]), redirect_stderr(texts[1]):
-        patch.setattr(prepare, "prepare", kept)
+        patch.setattr(RunPreparation, "prepare", kept)
         words = f"-m {model} -d {directory / 'prompts.jsonl'} -rt boxed --device cuda --dry-run -kl 0 {LAYOUT}"
         assert rl_example.main(words.split(), directory) == 0
     lines = re.findall(

@@ -13,9 +13,7 @@ from coati_rl.config.gpu_rules import with_device_defaults
 from coati_rl.config.offline_rules import with_offline_defaults
 from coati_rl.errors import ConfigError
 from coati_rl.memory.layouts import PLAIN
-from coati_rl.preflight.job_memory import job_check, run_check
-from coati_rl.preflight.layout_choice import with_job_choices, with_run_choices
-from consumer.parallel.layout_rules import check_layout
+from coati_rl.preflight.layout_choice import with_choices
 
 GIB = 2**30
 OF_EXPERIMENT = "-g 8 -mpt 1024 -mnt 4096"
@@ -33,12 +31,13 @@ def run_of(flags: str, num_gpus: int = 8):
 def chosen(flags: str, *, model: str = "Qwen2.5-7B", num_gpus: int = 8, gpu_gib: int | None = 80):
     """Return the config with what was chosen, and the plan's line; empty if there is none."""
     config, given = run_of(flags, num_gpus)
-    config, lines = with_run_choices(
+    hf_config = plans.hf_config_of(model)
+    config, lines = with_choices(
         config,
-        plans.hf_config_of(model),
+        hf_config,
         "cuda",
         given=given,
-        check_layout=check_layout,
+        memory_check=plans.check_of_run(hf_config),
         gpu_memory=None if gpu_gib is None else gpu_gib * GIB,
     )
     return config, "".join(lines)
@@ -66,7 +65,7 @@ def test_what_is_chosen_is_accepted_by_the_check_that_refuses_and_nothing_given_
         assert {name: values[name] for name in PLAIN} == {name: were[name] for name in PLAIN}
     assert line or "gpu_memory_utilization" in given
     hf_config = plans.hf_config_of(model)
-    checked = run_check(config, hf_config, plans.MACHINE, prompt_tokens=None, check_layout=check_layout)
+    checked = plans.check_of_run(hf_config)(config, plans.MACHINE)
     refusal, warnings = "", []
     try:
         _, warnings = checked.run()
@@ -83,15 +82,15 @@ def test_what_is_chosen_is_accepted_by_the_check_that_refuses_and_nothing_given_
 def test_on_one_gpu_a_small_model_is_fine_tuned_whole_and_a_large_one_is_told_how_many_it_takes(model, fits):
     config = parse_job(["--master_address", "10.0.0.1"], OFFLINE["sft"])[0]
     hf_config = plans.hf_config_of(model)
-    config, lines = with_job_choices(
+    config, lines = with_choices(
         with_offline_defaults(config, "cuda"),
         hf_config,
         "cuda",
         given=(),
-        check_layout=check_layout,
+        memory_check=plans.check_of_job(hf_config),
         gpu_memory=80 * GIB,
     )
-    checked = job_check(config, hf_config, plans.MACHINE, samples=(), check_layout=check_layout)
+    checked = plans.check_of_job(hf_config)(config, plans.MACHINE)
     assert layout(config) == {}
     if fits:
         assert lines[0].endswith("-zero 0: one trainer") and checked.run()[1] == []
@@ -149,7 +148,7 @@ def test_gpus_that_are_unknown_are_taken_to_have_80_gib_and_known_ones_are_not()
 def test_an_architecture_that_is_not_counted_and_a_cpu_keep_the_defaults(device):
     config, given = run_of("")
     hf_config = plans.hf_config_of("Qwen2.5-7B") if device == "cpu" else PretrainedConfig()
-    found = with_run_choices(config, hf_config, device, given=given, check_layout=check_layout)
+    found = with_choices(config, hf_config, device, given=given, memory_check=plans.check_of_run(hf_config))
     assert found == (config, ())
 
 
@@ -175,8 +174,9 @@ def test_a_resumed_run_keeps_its_layout_if_it_has_as_many_trainers(tmp_path, bef
 def test_engines_that_are_too_narrow_are_refused_with_a_width_that_fits_on_as_many_gpus():
     config, given = run_of("-ptp 1 -i 32 -tbs 8 -ibs 8", num_gpus=64)
     hf_config = plans.hf_config_of("Qwen2.5-72B")
-    config, _ = with_run_choices(config, hf_config, "cuda", given=given, check_layout=check_layout, gpu_memory=80 * GIB)
+    check = plans.check_of_run(hf_config)
+    config, _ = with_choices(config, hf_config, "cuda", given=given, memory_check=check, gpu_memory=80 * GIB)
     assert layout(config) == {"plugin": "fsdp2"}  # the trainers' choice does not depend on the engines
-    checked = run_check(config, hf_config, plans.MACHINE, prompt_tokens=None, check_layout=check_layout)
+    checked = check(config, plans.MACHINE)
     with pytest.raises(ConfigError, match=r"engine rank needs .*; nearest: -ptp 2 -i 16 -ibs 16, or -ptp 4 -i 8"):
         checked.run()

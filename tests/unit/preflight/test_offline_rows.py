@@ -7,7 +7,7 @@ from coati_rl.config.commands import OFFLINE
 from coati_rl.data.dataset_source import DatasetSource
 from coati_rl.errors import ConfigError
 from coati_rl.preflight.offline_rows import TRAIN_FLAG, load_forms, make_samples, needs_chat_template
-from coati_rl.preflight.prepare_offline import dataset_settings, prepare_offline
+from coati_rl.preflight.prepare_offline import DatasetPreparation, dataset_settings
 from coati_rl.work import TrainWork
 
 PAIR = {"ask": "1+1?", "good": "2", "bad": "3"}
@@ -104,10 +104,9 @@ def test_bad_input_is_refused_before_anything_starts(write, model_dir, job, rows
     dataset = write("rows", *rows)
     argv = ["-m", str(model_dir), "-d", dataset, *flags.split(), "--device", "cpu", "-tbs", "1"]
     with pytest.raises(ConfigError) as caught:
-        prepare_offline(
-            parse_job(argv, OFFLINE[job])[0],
+        DatasetPreparation(
             check_layout=lambda *_: None,
             try_model=lambda *_, **__: 0.0,
             is_dry_run=False,
-        )
+        ).prepare(parse_job(argv, OFFLINE[job])[0])
     assert (f"--dataset {dataset}, {message}" if message.startswith("line") else message) in str(caught.value)

@@ -12,7 +12,7 @@ import torch
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
-from coati_rl.preflight.prepare import prepare
+from coati_rl.preflight.prepare import RunPreparation
 from coati_rl.preflight.prompts import RewardFacts
 from coati_rl.preflight.size_checks import resolve_device
 from consumer.parallel.layout_rules import check_layout
@@ -37,8 +37,7 @@ def prepare_with(model_dir, dataset):
         argv = ["-m", str(model or model_dir), "-d", dataset(num_rows), *SIZES.split(), *flags.split()]
         config = parse(argv)[0]
         check(config)
-        return prepare(
-            config,
+        return RunPreparation(
             rewards=RewardFacts(
                 default_system_prompt=lambda reward_type: system_prompt,
                 needs_ground_truth=lambda reward_type: needs_truth,
@@ -46,7 +45,7 @@ def prepare_with(model_dir, dataset):
             check_layout=check_layout,
             try_model=try_model,
             is_dry_run=is_dry_run,
-        )
+        ).prepare(config)
 
     return run
 

@@ -11,7 +11,7 @@ from coati_rl.config.cli import parse_job
 from coati_rl.config.commands import OFFLINE
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.errors import ConfigError
-from coati_rl.preflight.prepare_offline import prepare_offline
+from coati_rl.preflight.prepare_offline import DatasetPreparation
 from consumer.__main__ import _main, main
 from consumer.parallel.layout_rules import check_layout
 from consumer.proofs.model import try_model
@@ -33,7 +33,7 @@ def prepared(model_dir, tmp_path, monkeypatch):
                 argv += [flag, str(tmp_path / name)]
         config = parse_job(argv, OFFLINE[job])[0]
         check_offline(config)
-        return prepare_offline(config, check_layout=check_layout, try_model=try_model, is_dry_run=is_dry_run)
+        return DatasetPreparation(check_layout=check_layout, try_model=try_model, is_dry_run=is_dry_run).prepare(config)
 
     return run
 

@@ -18,8 +18,9 @@ from coati_rl.config.offline_rules import check_offline
 from coati_rl.data.forms import Conversation
 from coati_rl.data.offline_samples import sft_samples
 from coati_rl.errors import ConfigError
-from coati_rl.preflight import saved_tokenizer
-from coati_rl.preflight.prepare_offline import prepare_offline
+from coati_rl.preflight import prepare_offline, saved_tokenizer
+from coati_rl.preflight.prepare import encoded_prompts
+from coati_rl.preflight.prepare_offline import DatasetPreparation
 from coati_rl.preflight.prompts import RewardFacts, load_run_rows
 from coati_rl.preflight.resources import read_tokenizer
 from tests.unit.preflight.tokenizer_kinds import KINDS, with_named_templates, with_tekken
@@ -52,16 +53,16 @@ def make(tmp_path):
 def prepared(tmp_path, monkeypatch):
     """(model, flags) -> sft on the rows, prepared for the CPU; sizes of memory are not asked for, there is no model."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("coati_rl.preflight.prepare_offline.check_job_memory", lambda *_, **__: ((), ()))
+    monkeypatch.setattr("coati_rl.preflight.preparation.check_memory", lambda *_, **__: ((), ()))
 
     def run(model, *flags, job="sft", rows=ROWS):
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         argv = ["-m", str(model), "-tbs", "2", "-d", str(tmp_path / "rows.jsonl"), *flags]
         config = parse_job(argv, OFFLINE[job])[0]
         check_offline(config)
-        return prepare_offline(
-            config, check_layout=lambda *_, **__: None, try_model=lambda *_, **__: 0.0, is_dry_run=True
-        )
+        return DatasetPreparation(
+            check_layout=lambda *_, **__: None, try_model=lambda *_, **__: 0.0, is_dry_run=True
+        ).prepare(config)
 
     return run
 
@@ -140,8 +141,8 @@ def test_rows_that_a_checkpoint_would_tokenise_otherwise_are_refused_by_name(mak
 def test_the_samples_of_every_job_are_compared(make, prepared, monkeypatch):
     """Also those of KTO, whose first rows may all have the same prompt."""
     model, seen = make("named templates"), []
-    real = saved_tokenizer.tokens_of
-    monkeypatch.setattr(saved_tokenizer, "tokens_of", lambda *args: seen.append(args[1]) or real(*args))
+    real = prepare_offline.tokens_of
+    monkeypatch.setattr(prepare_offline, "tokens_of", lambda *args: seen.append(args[1]) or real(*args))
     rows = [{"prompt": "q", "completion": f"a{i}", "label": True} for i in range(40)]
     rows += [{"prompt": "r", "completion": "b", "label": False}]
     prepared(model, job="kto", rows=rows)
@@ -209,7 +210,7 @@ def test_the_prompts_of_runs_are_compared(model_dir, tokenizer, monkeypatch, tmp
     facts = RewardFacts(default_system_prompt=lambda _: "", needs_ground_truth=lambda _: False)
     rows = load_run_rows(config, facts)
     with pytest.raises(ConfigError, match="makes other tokens of train, prompt 2"):
-        saved_tokenizer.check_of_run(config, rows, tokenizer)
+        saved_tokenizer.check_saved_tokenizer(config, tokenizer, lambda each: encoded_prompts(config, rows, each))
 
 
 def test_tekken_without_mistral_common_is_refused_with_what_it_needs(make, prepared, monkeypatch):

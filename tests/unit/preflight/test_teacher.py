@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
-from coati_rl.preflight.prepare import prepare
+from coati_rl.preflight.prepare import RunPreparation
 from coati_rl.preflight.prompts import RewardFacts
 from coati_rl.preflight.same_tokens import check_vocabulary, check_vocabulary_sizes
 from consumer.parallel.layout_rules import check_layout
@@ -27,7 +27,9 @@ def prepare_with(model_dir, tmp_path):
     def run(flags, *, model=model_dir, is_dry_run=False):
         config = parse(["-m", str(model), "-d", str(tmp_path / "train.jsonl"), *SIZES.split(), *flags.split()])[0]
         check(config)
-        return prepare(config, rewards=facts, check_layout=check_layout, try_model=try_model, is_dry_run=is_dry_run)
+        return RunPreparation(
+            rewards=facts, check_layout=check_layout, try_model=try_model, is_dry_run=is_dry_run
+        ).prepare(config)
 
     return run
 

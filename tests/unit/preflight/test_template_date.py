@@ -24,9 +24,9 @@ from coati_rl.data import chat_template
 from coati_rl.data.chat_template import set_variables
 from coati_rl.data.dataset_source import DatasetSource
 from coati_rl.errors import ConfigError
-from coati_rl.preflight.prepare import prepare
+from coati_rl.preflight.prepare import RunPreparation
 from coati_rl.preflight.prepare_generation import prepare_generation
-from coati_rl.preflight.prepare_offline import dataset_settings, prepare_offline
+from coati_rl.preflight.prepare_offline import DatasetPreparation, dataset_settings
 from coati_rl.preflight.prompts import RewardFacts
 from consumer.backend import Backend
 from consumer.parallel.layout_rules import check_layout
@@ -84,7 +84,9 @@ def sft(dated, tmp_path, monkeypatch):
         argv = ["-m", str(model), "-d", str(tmp_path / "rows.jsonl"), "-tbs", "2", *map(str, flags)]
         config = parse_job(argv, OFFLINE["sft"])[0]
         check_offline(config)
-        return prepare_offline(config, check_layout=check_layout, try_model=lambda *_, **__: 0.0, is_dry_run=False)
+        return DatasetPreparation(check_layout=check_layout, try_model=lambda *_, **__: 0.0, is_dry_run=False).prepare(
+            config
+        )
 
     return run
 
@@ -97,9 +99,9 @@ def rl(dated, tmp_path, monkeypatch):
         argv = ["-m", str(dated), "-d", str(tmp_path / "prompts.jsonl"), *FLAGS.split(), *map(str, flags)]
         config = parse(argv)[0]
         check(config)
-        return prepare(
-            config, rewards=FACTS, check_layout=check_layout, try_model=lambda *_, **__: 0.0, is_dry_run=False
-        )
+        return RunPreparation(
+            rewards=FACTS, check_layout=check_layout, try_model=lambda *_, **__: 0.0, is_dry_run=False
+        ).prepare(config)
 
     return run
 

@@ -17,9 +17,9 @@ from coati_rl.config.offline_rules import check_offline
 from coati_rl.config.rules import check
 from coati_rl.data.chat_template import set_variables
 from coati_rl.errors import ConfigError
-from coati_rl.preflight.prepare import prepare
+from coati_rl.preflight.prepare import RunPreparation
 from coati_rl.preflight.prepare_generation import prepare_generation
-from coati_rl.preflight.prepare_offline import prepare_offline
+from coati_rl.preflight.prepare_offline import DatasetPreparation
 from coati_rl.preflight.prompts import RewardFacts
 from consumer.parallel.layout_rules import check_layout
 from producer.environments.chat import ChatTemplate
@@ -62,7 +62,7 @@ def job(moody, tmp_path, monkeypatch):
         if command in OFFLINE:
             config = parse_job([*argv, "-tbs", "2"], OFFLINE[command])[0]
             check_offline(config)
-            return prepare_offline(config, **MAKE)
+            return DatasetPreparation(**MAKE).prepare(config)
         if command == "generate":
             argv += ["-o", str(tmp_path / "out.jsonl"), "--device", "cpu", "-mpt", "128", "-mnt", "64"]
             config = parse_job(argv, ALL[command])[0]
@@ -70,7 +70,7 @@ def job(moody, tmp_path, monkeypatch):
             return prepare_generation(config, rewards=FACTS)
         config = parse([*argv, *FLAGS.split()])[0]
         check(config)
-        return prepare(config, rewards=FACTS, **MAKE)
+        return RunPreparation(rewards=FACTS, **MAKE).prepare(config)
 
     return make
 

@@ -125,7 +125,7 @@ def test_rows_that_are_wrong_are_refused_before_an_engine_is_loaded(refuse, tmp_
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--best-of", "-g", "2"], "--best-of: needs rewards"),
+        (["--best-of", "-g", "2"], "--best-of without --reward-type"),
         (["-mnt", "2000"], "1024 positions"),
         (["-rt", "missing.py:f"], "missing.py"),
         (["-b", "vllm", "--engine-arg", "seed=3"], "--engine-arg seed: cannot be set like this: use --seed"),

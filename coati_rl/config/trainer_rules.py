@@ -22,14 +22,20 @@ def zero_problems(config: TrainingConfig) -> Iterator[str]:
 
 
 def plugin_problems(config: TrainingConfig) -> Iterator[str]:
-    """Return what FSDP2 cannot be combined with: it has one axis, all trainers."""
+    """Return what FSDP2 cannot be combined with, and copies of the weights that trainers cannot share out equally."""
     parallel = config.parallel
-    given = {"-tp": parallel.tensor_parallel_size, "-pp": parallel.pipeline_parallel_size, "-zero": parallel.zero_stage}
-    off = {"-tp": 1, "-pp": 1, "-zero": 0}
+    given = {"-pp": parallel.pipeline_parallel_size, "-zero": parallel.zero_stage}
+    off = {"-pp": 1, "-zero": 0}
     others = [flag for flag, value in given.items() if value != off[flag]]
     if parallel.plugin == "fsdp2" and others:
         yield (
             f"--plugin fsdp2 with {' '.join(f'{flag} {given[flag]}' for flag in others)}: it shards weights, gradients "
-            "and optimizer states over all trainers, and cuts nothing else; "
+            "and optimizer states over trainers, and has neither stages nor ZeRO beside; "
             f"use {' '.join(f'{flag} {off[flag]}' for flag in others)} or --plugin hybrid"
         )
+    size, ranks = parallel.fsdp_size, config.num_copies
+    if size and parallel.plugin != "fsdp2":
+        yield f"--fsdp-size {size} with --plugin {parallel.plugin}: use --plugin fsdp2, or --fsdp-size 0"
+    elif size and ranks % size:
+        fitting = [str(each) for each in range(1, ranks + 1) if ranks % each == 0]
+        yield f"--fsdp-size {size}: must divide the {ranks} data-parallel trainers (T / tp); use {', '.join(fitting)} or 0"

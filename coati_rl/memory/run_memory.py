@@ -166,7 +166,7 @@ def _shared_base(adapters: AdapterShape | None, shape: ModelShape, precision: st
 
 def _frozen_bytes(config: TrainingConfig, models: RunModels, layout: TrainerLayout) -> tuple[list[int], list[int]]:
     """Return the weights of each frozen model on a rank: of those that stay on its device, and of those that do not."""
-    shards = config.num_copies if layout.is_fully_sharded else layout.pp
+    shards = layout.dp if layout.is_fully_sharded else layout.pp
     held, away = list[int](), list[int]()
     for role, hf_config in models.frozen.items():
         if role not in remote_models(config):
@@ -225,11 +225,13 @@ def _adapters_of(config: TrainingConfig, hf_config: Any, layout: TrainerLayout) 
 
 def _trainer_layout(config: TrainingConfig, device: Device, *, has_several_micro_batches: bool) -> TrainerLayout:
     parallel = config.parallel
+    shards = config.fsdp_ranks if parallel.plugin == "fsdp2" else config.num_copies
     return TrainerLayout(
         precision=resolve_precision(config, device),
         device=device,
         plugin=parallel.plugin,
-        dp=config.num_copies,
+        dp=shards,
+        fsdp_copies=config.num_copies // shards,
         pp=parallel.pipeline_parallel_size,
         zero_stage=parallel.zero_stage if config.num_copies > 1 else 0,
         gradient_checkpointing=parallel.gradient_checkpointing,

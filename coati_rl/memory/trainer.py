@@ -39,7 +39,8 @@ class TrainerLayout:
     precision: str  # fp32 or bf16
     device: Device = "cpu"
     plugin: str = "hybrid"
-    dp: int = 1  # copies of the weights, those of context-parallel ranks among them
+    dp: int = 1  # copies of the weights, those of context-parallel ranks among them; with FSDP2 ranks that share them
+    fsdp_copies: int = 1  # that FSDP2 has of the weights, each on `dp` ranks
     pp: int = 1
     zero_stage: int = 0  # 0 with one data-parallel rank
     gradient_checkpointing: bool = False
@@ -210,7 +211,7 @@ def _sharded_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayou
     if adapters is not None:
         of_layer, of_root = adapters.layer_weights, adapters.trained_weights(shape, 0)
     reduced = per_weight * max(of_layer, of_root)
-    return [
+    moments: list[Parts] = [
         {
             **held,
             "gradients": before,
@@ -234,3 +235,7 @@ def _sharded_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayou
             "communication": reduced,
         },
     ]
+    if layout.fsdp_copies > 1:
+        largest = -(-(shape.largest_tensor if adapters is None else adapters.largest_tensor) * FLOAT32 // layout.dp)
+        moments.append({**held, "gradients": shard, "communication": min(shard, max(BUCKET_BYTES, largest))})
+    return moments

@@ -156,20 +156,11 @@ class LocalParameters:
 
     def full(self, name: str, shard: Tensor) -> Tensor:
         """Gather the full tensor from the shards of all tensor-parallel ranks; collective over them."""
-        dim, group = self.infos[name].split_dim, self._layout.tp_group
-        if group is None or dim is None:
-            return shard
-        parts = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(self._layout.tp_size)]
-        with collective(f"gather {name}"):
-            dist.all_gather(parts, shard.contiguous(), group=group)
-        return torch.cat(parts, dim=dim)
+        return full_of_shards(self.infos[name], shard, self._layout)
 
     def shard(self, name: str, full: Tensor) -> Tensor:
         """Return this rank's shard, the inverse of `full`."""
-        dim = self.infos[name].split_dim
-        if self._layout.tp_group is None or dim is None:
-            return full
-        return full.chunk(self._layout.tp_size, dim=dim)[self._layout.tp_rank]
+        return shard_of(self.infos[name], full, self._layout)
 
     def shard_of_slices(self, name: str, flat: Tensor) -> Tensor:
         """Gather the shard from the slices of all data-parallel ranks; collective over them."""
@@ -186,6 +177,23 @@ class LocalParameters:
         if not self._layout.is_partitioned:
             return shard
         return padded_rows(shard, self._layout.dp_size)[self._layout.dp_rank]
+
+
+def full_of_shards(info: ParameterInfo, shard: Tensor, layout: Layout) -> Tensor:
+    """Gather a full tensor from the shards of all tensor-parallel ranks; collective over them."""
+    if layout.tp_group is None or info.split_dim is None:
+        return shard
+    parts = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(layout.tp_size)]
+    with collective(f"gather {info.name}"):
+        dist.all_gather(parts, shard.contiguous(), group=layout.tp_group)
+    return torch.cat(parts, dim=info.split_dim)
+
+
+def shard_of(info: ParameterInfo, full: Tensor, layout: Layout) -> Tensor:
+    """Return this tensor-parallel rank's shard of a full tensor, the inverse of `full_of_shards`."""
+    if layout.tp_group is None or info.split_dim is None:
+        return full
+    return full.chunk(layout.tp_size, dim=info.split_dim)[layout.tp_rank]
 
 
 def padded_rows(tensor: Tensor, num_rows: int) -> Tensor:

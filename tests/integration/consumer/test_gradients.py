@@ -64,7 +64,13 @@ class Trained:
         known = {name: shard for rank in self.ranks for name, shard in rank[trial.model, "shards"].items()}
         settings = EVERY_LAYOUT[self._run.layout][1]
         is_sliced = settings.get("zero_stage", 0) > 0 or settings.get("plugin") == "fsdp2"
-        return {name: join(by_rank, *known[name], is_sliced=is_sliced) for name, by_rank in slices.items()}
+        # Of several copies of sliced weights the first has dp_rank 0 to fsdp_size - 1.
+        first = range(settings.get("fsdp_size") or len(self.ranks))
+        held = {
+            name: {tp: {dp: each for dp, each in by_dp.items() if dp in first} for tp, by_dp in by_tp.items()}
+            for name, by_tp in slices.items()
+        }
+        return {name: join(by_rank, *known[name], is_sliced=is_sliced) for name, by_rank in held.items()}
 
 
 def join(

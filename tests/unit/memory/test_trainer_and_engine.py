@@ -49,6 +49,8 @@ def test_states_in_bfloat16_have_masters_which_zero_shards():
 def test_fsdp2_shards_weights_moments_and_gradients():
     parts = trainer_parts(SHAPE, SIZE, TrainerLayout(precision="fp32", plugin="fsdp2", dp=4))
     assert parts["parameters"] == parts["gradients"] == WEIGHTS and parts["optimizer"] == 2 * WEIGHTS
+    copies = trainer_parts(SHAPE, SIZE, TrainerLayout(precision="fp32", plugin="fsdp2", dp=4, fsdp_copies=2))
+    assert copies == parts  # what they sum at a time is smaller than a gathered layer
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,10 @@ def plugin_problems(config: TrainingConfig) -> Iterator[str]:
         )
     size, ranks = parallel.fsdp_size, config.num_copies
     if size and parallel.plugin != "fsdp2":
-        yield f"--fsdp-size {size} with --plugin {parallel.plugin}, which has no such shards; use --plugin fsdp2 or --fsdp-size 0"
+        yield (
+            f"--fsdp-size {size} with --plugin {parallel.plugin}, which has no such shards; "
+            "use --plugin fsdp2 or --fsdp-size 0"
+        )
     elif size and ranks % size:
         fitting = [each for each in range(1, ranks + 1) if ranks % each == 0]
         below, above = [each for each in fitting if each < size], [each for each in fitting if each > size]

@@ -27,6 +27,7 @@ def make_parallelism(config: BackendConfig, *, device: torch.device, timeout_s: 
             tp_size=config.tp_size,
             cp_size=config.cp_size,
             fsdp_size=config.fsdp_size,
+            ep_size=config.ep_size,
         )
     from consumer.parallel.hybrid import HybridParallelism  # imports ColossalAI, which takes seconds
 

@@ -1,6 +1,7 @@
 """The rules of the trainers' layout, which are the same in every training job."""
 
 from collections.abc import Iterator
+from math import gcd
 
 from coati_rl.config.training import TrainingConfig
 
@@ -44,3 +45,26 @@ def plugin_problems(config: TrainingConfig) -> Iterator[str]:
         below, above = [each for each in fitting if each < size], [each for each in fitting if each > size]
         remedies = " or ".join(f"--fsdp-size {each}" for each in (*below[-1:], *above[:1]))
         yield f"--fsdp-size {size}: must divide the {ranks} data-parallel trainers (T / tp); use {remedies}"
+    yield from _expert_problems(config)
+
+
+def _expert_problems(config: TrainingConfig) -> Iterator[str]:
+    """Return what trainers that share experts out cannot be combined with."""
+    parallel, ep = config.parallel, config.parallel.expert_parallel_size
+    if ep == 1:
+        return
+    if parallel.plugin != "fsdp2":
+        yield (
+            f"--expert-parallel {ep} with --plugin {parallel.plugin}: tokens are exchanged between trainers that FSDP2 "
+            "keeps in step; use --plugin fsdp2 or --expert-parallel 1"
+        )
+    elif parallel.tensor_parallel_size > 1:
+        yield (
+            f"--expert-parallel {ep} with -tp {parallel.tensor_parallel_size}: both share experts out; "
+            "use -tp 1 or --expert-parallel 1"
+        )
+    elif config.fsdp_ranks % ep:
+        yield (
+            f"--expert-parallel {ep}: must divide the {config.fsdp_ranks} trainers that share a copy of the weights; "
+            f"use --expert-parallel {gcd(ep, config.fsdp_ranks)}"
+        )

@@ -76,6 +76,13 @@ class TrainersConfig(Section):
         spelling="--context-parallel",
         ge=1,
     )
+    expert_parallel_size: int = execution(
+        1,
+        "With --plugin fsdp2, trainers that share the experts of each layer out: tokens go to the trainers that hold "
+        "their experts, and back, and no trainer gathers the others' experts.",
+        spelling="--expert-parallel",
+        ge=1,
+    )
     zero_stage: int = execution(
         0,
         "Trainer ZeRO stage: 1 shards optimizer states over dp, 2 gradients too; what stage 3 does is --plugin fsdp2.",
@@ -216,7 +223,7 @@ class TrainingConfig(JobConfig):
 
     @property
     def fsdp_ranks(self) -> int:
-        """With FSDP2, data-parallel ranks that share one copy of the weights."""
+        """Data-parallel ranks that share one copy of the weights with FSDP2; without it those that have one each."""
         return self.parallel.fsdp_size or self.num_copies
 
     @property

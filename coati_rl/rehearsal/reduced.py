@@ -157,6 +157,7 @@ def _layout_notes(asked: Mapping[str, Any], small: Mapping[str, Any]) -> Iterato
         "pipeline_parallel_size": "-pp",
         "context_parallel_size": "--context-parallel",
         "fsdp_size": "--fsdp-size",
+        "expert_parallel_size": "--expert-parallel",
         "producer_tensor_parallel_size": "-ptp",
     }
     for name, flag in flags.items():
@@ -198,6 +199,7 @@ def smaller_layout(config: TrainingConfig) -> dict[str, int]:
     sizes = {"num_trainers": group * dp, **inside}
     if parallel.fsdp_size:
         sizes["fsdp_size"] = gcd(parallel.fsdp_size, dp * inside["context_parallel_size"])
+    sizes["expert_parallel_size"] = gcd(parallel.expert_parallel_size, sizes.get("fsdp_size", group * dp))
     if isinstance(config, Config):
         width = min(config.producer_width, _MAX_COPIES)
         engines = min(config.num_producers, 1 if width > 1 else _MAX_COPIES)

@@ -29,6 +29,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, policy_forward
 from consumer.models.scalar_head import scalar_head
+from consumer.parallel.expert_exchange import expert_modules, share_experts_out
 from consumer.parallel.fsdp_groups import destroy_fsdp_groups, fsdp_layout
 from consumer.parallel.gradient_reduction import sum_in_place
 from consumer.parallel.layout import Layout
@@ -36,7 +37,7 @@ from consumer.parallel.parallelism import accumulate_each, local_head, score_eac
 from consumer.parallel.parameters import ParameterInfo
 from consumer.parallel.process_group import agree, collective, timeout_of_new_groups
 from consumer.parallel.reduction import add_over_ranks, reduce_sums, sum_over_ranks
-from consumer.parallel.sharded_rows import ShardedRows, local_rows, rows_of_rank
+from consumer.parallel.sharded_rows import ShardedRows, local_rows, row_group
 from consumer.parallel.tensor_shards import cut_tensors
 
 
@@ -52,16 +53,17 @@ class FullyShardedParallelism:
         tp_size: int = 1,
         cp_size: int = 1,
         fsdp_size: int = 0,
+        ep_size: int = 1,
     ) -> None:
-        """Create the process groups; `timeout_s` is the time limit of their collectives.
-
-        `fsdp_size` data-parallel ranks share a copy of the weights; 0: all of them.
-        """
+        """Create the process groups; `timeout_s` is the time limit of their collectives. Sizes: see `fsdp_layout`."""
         with timeout_of_new_groups(timeout_s), collective("create the process groups of the layout"):
-            self.layout, self._shards = fsdp_layout(tp_size=tp_size, cp_size=cp_size, fsdp_size=fsdp_size)
+            self.layout, self._shards = fsdp_layout(
+                tp_size=tp_size, cp_size=cp_size, fsdp_size=fsdp_size, ep_size=ep_size
+            )
         self.device = device
         self._precision = precision
-        self._mesh = DeviceMesh.from_group(self._shards, device.type)  # collectives use the group's timeout
+        # Collectives use the groups' timeout.
+        self._mesh, self._expert_mesh = (DeviceMesh.from_group(group, device.type) for group in self._shards)
 
     def layers_per_stage(self, model: PreTrainedModel) -> list[int]:
         """Return the model's number of layers: there is one stage."""
@@ -81,6 +83,9 @@ class FullyShardedParallelism:
         model.forward = partial(policy_forward, model, tp_group=self.layout.tp_group)
         if self.layout.tp_group is not None:
             cut_tensors(model, self.layout.tp_group)
+        experts = [*expert_modules(model).values()] if self.layout.ep_group is not None else []
+        for module in experts:
+            share_experts_out(module, self.layout.ep_group)
         if attach is not None:
             attach(model)
         policy = MixedPrecisionPolicy(
@@ -91,10 +96,12 @@ class FullyShardedParallelism:
         names = {id(parameter): name for name, parameter in model.named_parameters()}  # of the optimizer's parameters
         full = _take_data(model)
         with collective("shard the model"):
+            for module in experts:  # before the layers that hold them
+                fully_shard(module, mesh=self._expert_mesh, mp_policy=policy)
             for layer in [m for m in model.base_model.modules() if isinstance(m, GradientCheckpointingLayer)]:
                 fully_shard(layer, mesh=self._mesh, mp_policy=policy)
             fully_shard(model, mesh=self._mesh, mp_policy=policy)
-            self._fill(model, full)
+            self._fill(model, infos, full)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # a sum, not an average
@@ -134,15 +141,14 @@ class FullyShardedParallelism:
         """Destroy the groups of the layout; the default group stays."""
         destroy_fsdp_groups(self.layout, self._shards)
 
-    def _fill(self, model: PreTrainedModel, full: dict[str, Tensor]) -> None:
+    def _fill(self, model: PreTrainedModel, infos: Sequence[ParameterInfo], full: dict[str, Tensor]) -> None:
         """Copy this rank's rows into the sharded parameters, which are on the meta device; takes them out of `full`."""
-        rows = dict[int, nn.Parameter]()
+        rows, info_of = dict[int, nn.Parameter](), {info.name: info for info in infos}
         for name, parameter in model.named_parameters():
-            whole: Any = full.pop(name)
-            own = rows_of_rank(whole, self.layout).to(model.config.dtype)
+            own = row_group(info_of[name], self.layout).own(full.pop(name)).to(model.config.dtype)
             placed = DTensor.from_local(
                 own.to(self.device, parameter.dtype, copy=True, memory_format=torch.contiguous_format),
-                self._mesh,
+                self._expert_mesh if info_of[name].is_expert else self._mesh,
                 [Shard(0)],
                 run_check=False,
                 shape=parameter.shape,

@@ -5,7 +5,8 @@ neighbours, and the ranks of one copy before those of the next.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -13,8 +14,15 @@ from consumer.parallel.context_groups import destroy_context_groups, group_of_ra
 from consumer.parallel.layout import Layout
 
 
-def fsdp_layout(*, tp_size: int, cp_size: int, fsdp_size: int) -> tuple[Layout, dist.ProcessGroup]:
-    """Return this rank's layout, and the group over which its models are sharded, which may be of one rank.
+class ShardGroups(NamedTuple):
+    """Hold the groups over which FSDP2 shards; a group may be of one rank."""
+
+    weights: dist.ProcessGroup
+    experts: dist.ProcessGroup  # of the same experts; without expert parallelism as other weights
+
+
+def fsdp_layout(*, tp_size: int, cp_size: int, fsdp_size: int, ep_size: int) -> tuple[Layout, ShardGroups]:
+    """Return this rank's layout, and the groups over which its models are sharded.
 
     Collective over the default group.
 
@@ -22,13 +30,14 @@ def fsdp_layout(*, tp_size: int, cp_size: int, fsdp_size: int) -> tuple[Layout, 
         tp_size: tensor-parallel ranks.
         cp_size: context-parallel ranks.
         fsdp_size: data-parallel ranks that share a copy of the weights; 0: all of them.
+        ep_size: of these, ranks that share the experts of a layer out.
     Raises: ValueError if the sizes do not divide the number of ranks.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     dp_size = size // tp_size
     fsdp_size = fsdp_size or dp_size
-    if dp_size * tp_size != size or dp_size % fsdp_size:
-        raise ValueError(f"{size} ranks cannot be {tp_size} tensor-parallel ones of copies on {fsdp_size} each")
+    if dp_size * tp_size != size or dp_size % fsdp_size or fsdp_size % ep_size:
+        raise ValueError(f"{size} ranks: tp {tp_size}, {fsdp_size} for each copy, ep {ep_size} do not divide them")
     world: Any = dist.group.WORLD
     tp_group = group_of_rank(_tensor_ranks(size, tp_size))
     dp_group = world if tp_size == 1 and size > 1 else group_of_rank(_data_ranks(size, tp_size))
@@ -40,19 +49,28 @@ def fsdp_layout(*, tp_size: int, cp_size: int, fsdp_size: int) -> tuple[Layout, 
         tp_size=tp_size,
         zero_stage=3,
         fsdp_size=fsdp_size,
+        ep_size=ep_size,
         dp_group=dp_group,
         tp_group=tp_group,
         fsdp_group=fsdp_group,
         copy_group=group_of_rank(_copy_ranks(size, tp_size, fsdp_size)) if fsdp_size < dp_size else None,
     )
-    layout = with_context_groups(layout, cp_size)
-    return layout, layout.fsdp_group or _alone(size)
+    if ep_size > 1:  # tensor-parallel ranks have none
+        sets = [[*range(first, first + fsdp_size)] for first in range(0, size, fsdp_size)]
+        layout = replace(
+            layout,
+            ep_group=group_of_rank(ranks[i : i + ep_size] for ranks in sets for i in range(0, fsdp_size, ep_size)),
+            expert_group=group_of_rank(ranks[ep_rank::ep_size] for ranks in sets for ep_rank in range(ep_size)),
+        )
+    layout, weights = with_context_groups(layout, cp_size), layout.fsdp_group or _alone(size)
+    experts = weights if ep_size == 1 else layout.expert_group or _alone(size)
+    return layout, ShardGroups(weights=weights, experts=experts)
 
 
-def destroy_fsdp_groups(layout: Layout, shards: dist.ProcessGroup) -> None:
+def destroy_fsdp_groups(layout: Layout, shards: ShardGroups) -> None:
     """Destroy this rank's groups of `fsdp_layout`; the default group stays."""
     destroy_context_groups(layout)
-    own = {layout.tp_group, layout.dp_group, layout.copy_group, shards} - {None, dist.group.WORLD}
+    own = {layout.tp_group, layout.dp_group, layout.ep_group, layout.copy_group, *shards} - {None, dist.group.WORLD}
     for group in own:
         dist.destroy_process_group(group)
 

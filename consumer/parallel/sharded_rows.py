@@ -1,12 +1,12 @@
 """Hold this rank's rows of a model's parameters, as FSDP2 shards them, and convert between rows and full tensors.
 
-A full tensor is first cut over tensor-parallel ranks; of the shard, the ranks of `layout.fsdp_group` hold equally many
-rows (dimension 0) each, the last ones fewer or none.
+A full tensor is first cut over tensor-parallel ranks, experts over expert-parallel ones; of the shard, the ranks of a
+group hold equally many rows (dimension 0) each, the last ones fewer or none.
 """
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from coati_rl.ops.gradient_sketch import ShardPlace, place_of
 from consumer.parallel.layout import Layout
-from consumer.parallel.parameters import ParameterInfo, full_of_shards, shard_of
+from consumer.parallel.parameters import ParameterInfo, cut_of, full_of_shards, shard_of
 from consumer.parallel.process_group import collective
 
 
@@ -37,17 +37,17 @@ class ShardedRows:
     def counts_in_norm(self, name: str) -> bool:
         """Return True on exactly one of the ranks that hold the same elements."""
         layout = self._layout
-        is_first_shard = self.infos[name].split_dim is not None or layout.tp_rank == 0
+        is_first_shard = cut_of(self.infos[name], layout).dim is not None or layout.tp_rank == 0
         return is_first_shard and layout.is_first_copy
 
     def place(self, name: str) -> ShardPlace:
         """Return where this rank's rows are in the full tensor."""
-        layout, shape, dim = self._layout, self._shard_shape(name), self.infos[name].split_dim
+        shape, cut, rows = self._shard_shape(name), cut_of(self.infos[name], self._layout), self._rows(name)
         return place_of(
             shape,
-            start=layout.fsdp_rank * self._rows_per_rank(name) * prod(shape[1:]),
-            split_dim=dim if layout.tp_group is not None else None,
-            offset=0 if dim is None else layout.tp_rank * shape[dim],
+            start=rows.rank * rows.per_rank(shape[0]) * prod(shape[1:]),
+            split_dim=cut.dim if cut.size > 1 else None,
+            offset=0 if cut.dim is None else cut.rank * shape[cut.dim],
         )
 
     def full_weight(self, name: str) -> Tensor:
@@ -68,31 +68,51 @@ class ShardedRows:
 
     def state_part(self, name: str, full: Tensor) -> Tensor:
         """Return this rank's rows, the inverse of `full_state`."""
-        return rows_of_rank(shard_of(self.infos[name], full, self._layout), self._layout)
+        return self._rows(name).own(shard_of(self.infos[name], full, self._layout))
 
     def _joined_rows(self, name: str, part: Tensor) -> Tensor:
-        if self._layout.fsdp_group is None:
+        shape, rows = self._shard_shape(name), self._rows(name)
+        if rows.group is None:
             return part
-        shape, num_rows = self._shard_shape(name), self._rows_per_rank(name)
+        num_rows = rows.per_rank(shape[0])
         padded = part.new_zeros(num_rows, *shape[1:])
         padded[: len(part)] = part
-        joined = part.new_empty(num_rows * self._layout.fsdp_size, *shape[1:])
+        joined = part.new_empty(num_rows * rows.size, *shape[1:])
         with collective(f"gather {name}"):
-            dist.all_gather_into_tensor(joined, padded, group=self._layout.fsdp_group)
+            dist.all_gather_into_tensor(joined, padded, group=rows.group)
         return joined[: shape[0]]
 
-    def _rows_per_rank(self, name: str) -> int:
-        return -(-self._shard_shape(name)[0] // self._layout.fsdp_size)
+    def _rows(self, name: str) -> "RowGroup":
+        return row_group(self.infos[name], self._layout)
 
     def _shard_shape(self, name: str) -> tuple[int, ...]:
-        info, tp_size = self.infos[name], self._layout.tp_size
-        return tuple(size // tp_size if dim == info.split_dim else size for dim, size in enumerate(info.shape))
+        info, cut = self.infos[name], cut_of(self.infos[name], self._layout)
+        return tuple(size // cut.size if dim == cut.dim else size for dim, size in enumerate(info.shape))
 
 
-def rows_of_rank(shard: Tensor, layout: Layout) -> Tensor:
-    """Return this rank's rows of a tensor: as many as the other ranks', the last ranks fewer or none."""
-    num_rows = -(-len(shard) // layout.fsdp_size)
-    return shard[layout.fsdp_rank * num_rows : (layout.fsdp_rank + 1) * num_rows]
+class RowGroup(NamedTuple):
+    """Say which ranks share the rows of a shard, in their order."""
+
+    rank: int
+    size: int
+    group: dist.ProcessGroup | None  # None: this rank is alone
+
+    def per_rank(self, num_rows: int) -> int:
+        """Return how many of so many rows each rank holds, the last ones fewer or none."""
+        return -(-num_rows // self.size)
+
+    def own(self, shard: Tensor) -> Tensor:
+        """Return this rank's rows of a tensor."""
+        number = self.per_rank(len(shard))
+        return shard[self.rank * number : (self.rank + 1) * number]
+
+
+def row_group(info: ParameterInfo, layout: Layout) -> RowGroup:
+    """Return the ranks that share a parameter's rows: of experts, those of a copy of the weights that hold them."""
+    if info.is_expert:
+        size = layout.fsdp_size // layout.ep_size
+        return RowGroup(layout.fsdp_rank // layout.ep_size, size, layout.expert_group)
+    return RowGroup(layout.fsdp_rank, layout.fsdp_size, layout.fsdp_group)
 
 
 def local_rows(tensor: Any) -> Tensor:

@@ -69,7 +69,13 @@ FULLY_SHARDED: dict[str, tuple[int, dict[str, Any]]] = {
     "cp2_fsdp2_tp2": (4, {"plugin": "fsdp2", "tp_size": 2, "cp_size": 2}),
     "cp2_fsdp2_dp2_copies2": (4, {"plugin": "fsdp2", "cp_size": 2, "fsdp_size": 2}),
 }
-EVERY_LAYOUT = LAYOUTS | UNEVEN | CONTEXT | FULLY_SHARDED
+# The experts of each layer, shared out over ranks with other samples.
+EXPERT_PARALLEL: dict[str, tuple[int, dict[str, Any]]] = {
+    "ep2": (2, {"plugin": "fsdp2", "ep_size": 2}),
+    "ep2_dp2": (4, {"plugin": "fsdp2", "ep_size": 2}),
+    "ep2_copies2": (4, {"plugin": "fsdp2", "ep_size": 2, "fsdp_size": 2}),
+}
+EVERY_LAYOUT = LAYOUTS | UNEVEN | CONTEXT | FULLY_SHARDED | EXPERT_PARALLEL
 CONFIGS: dict[str, Any] = {
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,

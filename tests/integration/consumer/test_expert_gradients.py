@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.consumer.conftest import LAYOUTS, NUM_STEPS, save_with_reference
+from tests.integration.consumer.conftest import EVERY_LAYOUT, NUM_STEPS, save_with_reference
 from tests.integration.consumer.expert_models import EXPERTS, RUNS_OF_EXPERTS
 from tests.integration.consumer.gradient_matrix import Run
 from tests.integration.consumer.gradient_process import take_trials
@@ -33,7 +33,7 @@ def trained(
 
     @functools.cache
     def launch(world_size: int) -> None:
-        due = [each for each in RUNS_OF_EXPERTS if LAYOUTS[each[0].layout][0] == world_size]
+        due = [each for each in RUNS_OF_EXPERTS if EVERY_LAYOUT[each[0].layout][0] == world_size]
         trainers.launch_and_check(take_trials, out_dir, model_root, due, world_size=world_size)
 
     @functools.cache

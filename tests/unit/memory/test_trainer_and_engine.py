@@ -53,6 +53,15 @@ def test_fsdp2_shards_weights_moments_and_gradients():
     assert copies == parts  # what they sum at a time is smaller than a gathered layer
 
 
+def test_experts_of_other_ranks_are_not_gathered():
+    experts = replace(SHAPE, expert_weights=SHAPE.layer_weights // 2)
+    one, two = (
+        trainer_parts(experts, SIZE, TrainerLayout(precision="fp32", plugin="fsdp2", dp=4, ep=ep)) for ep in (1, 2)
+    )
+    assert one["gathered"] - two["gathered"] in (3 * 4 * SHAPE.layer_weights // 4, 0)
+    assert one["parameters"] == two["parameters"]
+
+
 @pytest.mark.parametrize(
     ("layout", "away"),
     [

@@ -63,6 +63,7 @@ UNEVEN: dict[str, tuple[int, dict[str, Any]]] = {"fsdp2_dp3": (3, {"plugin": "fs
 # FSDP2 over tensor-parallel ranks' shards, and over some of the data-parallel ranks.
 FULLY_SHARDED: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp2_tp2": (2, {"plugin": "fsdp2", "tp_size": 2}),
+    "fsdp2_copies2": (2, {"plugin": "fsdp2", "fsdp_size": 1}),
     "fsdp2_tp2_dp2": (4, {"plugin": "fsdp2", "tp_size": 2}),
     "fsdp2_tp2_copies2": (4, {"plugin": "fsdp2", "tp_size": 2, "fsdp_size": 1}),
     "fsdp2_dp2_copies2": (4, {"plugin": "fsdp2", "fsdp_size": 2}),

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from consumer.backend import Backend
 from consumer.parallel.single_process import SingleProcess
 from tests.backends import backend_config
-from tests.integration.consumer.conftest import LAYOUTS, reference_of
+from tests.integration.consumer.conftest import EVERY_LAYOUT, reference_of
 from tests.integration.consumer.expert_models import CLIPPED
 from tests.integration.consumer.gradient_matrix import CASES
 from tests.integration.consumer.gradient_process import StepRecorder, take_whole_step
@@ -43,7 +43,7 @@ def taken(trial: Balanced, model_root: Path) -> dict[str, Any]:
     reference = reference_of(model_root / trial.model)
     settings = {"balancing_coeff": trial.coeff, "gradient_checkpointing": trial.recomputes, "reference_dir": reference}
     if dist.is_initialized():
-        backend = make_trainer(model_root / trial.model, **settings, **LAYOUTS[trial.layout][1])
+        backend = make_trainer(model_root / trial.model, **settings, **EVERY_LAYOUT[trial.layout][1])
     else:
         backend = Backend(backend_config(model_root / trial.model, **settings), SingleProcess(device=CPU))
     recorder = StepRecorder(backend)

@@ -26,19 +26,22 @@ def expert_modules(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def share_experts_out(experts: nn.Module, group: dist.ProcessGroup) -> None:
-    """Keep this rank's experts, as views of the data, and let tokens come from all ranks of the group.
+def share_experts_out(model: nn.Module, group: dist.ProcessGroup) -> list[nn.Module]:
+    """Keep this rank's experts of each layer, as views of the data, and let tokens come from all ranks of the group.
 
+    Returns: the modules that hold them.
     Raises: ValueError if the ranks do not divide E.
     """
-    module: Any = experts
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    if module.num_experts % size:
-        raise ValueError(f"{module.num_experts} experts cannot be shared out over {size} ranks")
-    for parameter in module.parameters():
-        parameter.data = parameter.data.chunk(size)[rank]
-    module.num_experts //= size
-    module.forward = MethodType(_forward_of(type(module).forward, group, size), module)
+    modules: list[Any] = [*expert_modules(model).values()]
+    for module in modules:
+        if module.num_experts % size:
+            raise ValueError(f"{module.num_experts} experts cannot be shared out over {size} ranks")
+        for parameter in module.parameters():
+            parameter.data = parameter.data.chunk(size)[rank]
+        module.num_experts //= size
+        module.forward = MethodType(_forward_of(type(module).forward, group, size), module)
+    return modules
 
 
 def _forward_of(compute: Any, group: dist.ProcessGroup, size: int) -> Any:

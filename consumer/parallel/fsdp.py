@@ -29,7 +29,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, policy_forward
 from consumer.models.scalar_head import scalar_head
-from consumer.parallel.expert_exchange import expert_modules, share_experts_out
+from consumer.parallel.expert_exchange import share_experts_out
 from consumer.parallel.fsdp_groups import destroy_fsdp_groups, fsdp_layout
 from consumer.parallel.gradient_reduction import sum_in_place
 from consumer.parallel.layout import Layout
@@ -83,9 +83,8 @@ class FullyShardedParallelism:
         model.forward = partial(policy_forward, model, tp_group=self.layout.tp_group)
         if self.layout.tp_group is not None:
             cut_tensors(model, self.layout.tp_group)
-        experts = [*expert_modules(model).values()] if self.layout.ep_group is not None else []
-        for module in experts:
-            share_experts_out(module, self.layout.ep_group)
+        ep_group = self.layout.ep_group
+        experts = [] if ep_group is None else share_experts_out(model, ep_group)
         if attach is not None:
             attach(model)
         policy = MixedPrecisionPolicy(
@@ -96,8 +95,8 @@ class FullyShardedParallelism:
         names = {id(parameter): name for name, parameter in model.named_parameters()}  # of the optimizer's parameters
         full = _take_data(model)
         with collective("shard the model"):
-            for module in experts:  # before the layers that hold them
-                fully_shard(module, mesh=self._expert_mesh, mp_policy=policy)
+            for each in experts:  # before the layers that hold them
+                fully_shard(each, mesh=self._expert_mesh, mp_policy=policy)
             for layer in [m for m in model.base_model.modules() if isinstance(m, GradientCheckpointingLayer)]:
                 fully_shard(layer, mesh=self._mesh, mp_policy=policy)
             fully_shard(model, mesh=self._mesh, mp_policy=policy)

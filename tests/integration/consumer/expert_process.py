@@ -13,6 +13,7 @@ from tests.integration.consumer.conftest import EVERY_LAYOUT, reference_of
 from tests.integration.consumer.expert_models import CLIPPED
 from tests.integration.consumer.gradient_matrix import CASES
 from tests.integration.consumer.gradient_process import StepRecorder, take_whole_step
+from tests.integration.consumer.lifecycle_process import make, resume, state_of, train
 from tests.integration.consumer.losses import Cut
 from tests.integration.consumer.trainer import make_trainer
 
@@ -53,3 +54,20 @@ def taken(trial: Balanced, model_root: Path) -> dict[str, Any]:
     metrics = backend.router_metrics()
     backend.close()
     return {"gradients": whole, "metrics": metrics}
+
+
+def save_after_a_step(rank: int, out_dir: Path, model_dir: Path, layout: str) -> None:
+    """Save a checkpoint, and the float32 weights before and after the step that follows it."""
+    backend = make(model_dir, layout, "fp32")
+    train(backend, 0)
+    backend.save(out_dir / "step-1", state={"step": 1})
+    torch.save(state_of(backend)["masters"], out_dir / f"saved-rank{rank}.pt")
+    train(backend, 1)
+    torch.save(state_of(backend)["masters"], out_dir / f"uninterrupted-rank{rank}.pt")
+    backend.close()
+
+
+def resume_in(rank: int, out_dir: Path, saved: Path, layout: str) -> None:
+    """Save what was restored, and record the weights after the next step."""
+    _, state = resume(saved, layout, "fp32", again=out_dir / "step-1")
+    torch.save(state["masters"], out_dir / f"state-rank{rank}.pt")

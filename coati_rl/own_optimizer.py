@@ -86,7 +86,7 @@ def _flags_that_cut(config: TrainingConfig) -> str:
     cuts = {
         f"-tp {parallel.tensor_parallel_size}": parallel.tensor_parallel_size > 1,
         f"-zero {parallel.zero_stage}": parallel.zero_stage > 0 and dp > 1,
-        "--plugin fsdp2": parallel.plugin == "fsdp2" and parallel.num_trainers > 1,
+        "--plugin fsdp2": parallel.plugin == "fsdp2" and config.fsdp_ranks > 1,
     }
     return " ".join(flag for flag, is_given in cuts.items() if is_given)
 

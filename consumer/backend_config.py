@@ -59,6 +59,8 @@ class BackendConfig:
     tp_size: int = 1
     pp_size: int = 1
     cp_size: int = 1
+    fsdp_size: int = 0  # FSDP2: data-parallel ranks that share a copy of the weights; 0: all
+    ep_size: int = 1  # FSDP2: data-parallel ranks that share the experts of a layer out
     zero_stage: int = 0
     precision: "Precision" = "fp32"  # bf16 keeps float32 master weights
     wire_dtype: torch.dtype = torch.float32  # dtype of exported weights: the inference engines' dtype

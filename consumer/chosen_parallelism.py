@@ -21,7 +21,13 @@ def make_parallelism(config: BackendConfig, *, device: torch.device, timeout_s: 
         from consumer.parallel.fsdp import FullyShardedParallelism
 
         return FullyShardedParallelism(
-            precision=config.precision, device=device, timeout_s=timeout_s, cp_size=config.cp_size
+            precision=config.precision,
+            device=device,
+            timeout_s=timeout_s,
+            tp_size=config.tp_size,
+            cp_size=config.cp_size,
+            fsdp_size=config.fsdp_size,
+            ep_size=config.ep_size,
         )
     from consumer.parallel.hybrid import HybridParallelism  # imports ColossalAI, which takes seconds
 

@@ -64,7 +64,7 @@ class OwnModuleRank(JoinedRank):
             module = made.from_pretrained(directory, dtype=getattr(torch, dtype), trust_remote_code=False)
         size = dist.get_world_size() if dist.is_initialized() else 1
         rank = dist.get_rank() if size > 1 else 0
-        self.layout = Layout(dp_rank=rank, dp_size=size, zero_stage=3 if size > 1 else 0)
+        self.layout = Layout(dp_rank=rank, dp_size=size, fsdp_size=size, zero_stage=3 if size > 1 else 0)
         self._dtype = getattr(torch, dtype)
         self._stored = stored_parameters(module)
         if size > 1:

@@ -86,9 +86,9 @@ def layout_verdict(directory: Path, config: Any, flag: str) -> tuple[str, str]:
             check_pipeline_plan(config)
     except ConfigError as error:
         return "no plan", str(error)
-    sizes = {"tp_size": 2, "pp_size": 1} if flag == "-tp" else {"tp_size": 1, "pp_size": 2}
+    tp_size, pp_size = (2, 1) if flag == "-tp" else (1, 2)
     try:
-        check_layout_runs(directory, name="--model m", **sizes)
+        check_layout_runs(directory, name="--model m", tp_size=tp_size, pp_size=pp_size)
     except ConfigError as error:
         return "refused", str(error)
     return "equal", ""

@@ -34,7 +34,7 @@ _NEEDS = (
         package="colossalai",
         instead="fsdp2",
         flag="--plugin",
-        what_changes="without -tp, -pp and -zero",
+        what_changes="without -pp and -zero",
     ),
     _Need(
         field="backend",

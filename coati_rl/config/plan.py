@@ -25,7 +25,9 @@ class TrainingPlan:
     tensor_parallel_size: int
     pipeline_parallel_size: int
     context_parallel_size: int
+    expert_parallel_size: int
     zero_stage: int
+    fsdp_size: int
     num_steps: int | None
     memory: tuple[str, ...] = ()  # its forecast, one line a kind of process; empty without the model
 
@@ -38,10 +40,15 @@ class TrainingPlan:
         ]
 
     def _inside_a_group(self) -> str:
-        parts = {"cp": self.context_parallel_size, "tp": self.tensor_parallel_size, "pp": self.pipeline_parallel_size}
+        parts = {
+            "cp": self.context_parallel_size,
+            "tp": self.tensor_parallel_size,
+            "pp": self.pipeline_parallel_size,
+            "ep": self.expert_parallel_size,
+        }
         named = [f"{name} {size}" for name, size in parts.items() if size > 1]
         named += [f"ZeRO stage {self.zero_stage}"] if self.zero_stage else []
-        named += ["FSDP2"] if self.plugin == "fsdp2" else []
+        named += [f"FSDP2{f' over {self.fsdp_size}' if self.fsdp_size else ''}"] if self.plugin == "fsdp2" else []
         return f" ({', '.join(named)})" if named else ""
 
 
@@ -57,7 +64,9 @@ def layout_sizes(config: TrainingConfig, device: Device) -> dict[str, Any]:
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
         "context_parallel_size": parallel.context_parallel_size,
+        "expert_parallel_size": parallel.expert_parallel_size,
         "zero_stage": parallel.zero_stage,
+        "fsdp_size": parallel.fsdp_size,
     }
 
 

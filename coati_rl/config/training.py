@@ -18,7 +18,7 @@ from coati_rl.reward_spec import RewardActors
 
 PluginName = Literal["hybrid", "fsdp2"]
 Offloaded = Literal["optimizer", "reference", "teacher", "old", "all"]
-LAYOUT_FIELDS = ("plugin", "tensor_parallel_size", "pipeline_parallel_size", "zero_stage")
+LAYOUT_FIELDS = ("plugin", "tensor_parallel_size", "pipeline_parallel_size", "zero_stage", "fsdp_size")
 
 
 class TrainersConfig(Section):
@@ -63,8 +63,14 @@ class TrainersConfig(Section):
     plugin: PluginName = execution(
         "hybrid",
         "How the trainers share a model out: hybrid is ColossalAI with -tp, -pp and -zero; fsdp2 shards weights, "
-        "gradients and optimizer states over all of them, as ZeRO stage 3 does. On GPUs without --plugin, -tp, -pp and "
-        "-zero the plan chooses the fastest of all that fits.",
+        "gradients and optimizer states over all of them, as ZeRO stage 3 does, or with -tp each rank's part of the "
+        "tensors. On GPUs without --plugin, -tp, -pp and -zero the plan chooses the fastest of all that fits.",
+    )
+    fsdp_size: int = execution(
+        0,
+        "With --plugin fsdp2, trainers of equal -tp rank that share one copy of the weights, gradients and optimizer "
+        "states; gradients are summed over the copies once a step. 0: all of them share one.",
+        ge=0,
     )
     tensor_parallel_size: int = execution(1, "Trainer tensor parallelism.", short="-tp", ge=1)
     pipeline_parallel_size: int = execution(1, "Trainer pipeline parallelism.", short="-pp", ge=1)
@@ -73,6 +79,13 @@ class TrainersConfig(Section):
         "Trainers that share each row: its tokens are cut over so many, which gather each other's keys and values in "
         "every layer. Of Llama, Mistral, Qwen2 and Qwen3. --max-tokens-per-microbatch counts the tokens of them all.",
         spelling="--context-parallel",
+        ge=1,
+    )
+    expert_parallel_size: int = execution(
+        1,
+        "With --plugin fsdp2, trainers that share the experts of each layer out: tokens go to the trainers that hold "
+        "their experts, and back, and no trainer gathers the others' experts.",
+        spelling="--expert-parallel",
         ge=1,
     )
     zero_stage: int = execution(
@@ -217,6 +230,11 @@ class TrainingConfig(JobConfig):
     def num_copies(self) -> int:
         """Copies of the weights: one for each context-parallel rank of each data-parallel group."""
         return self.dp * self.parallel.context_parallel_size
+
+    @property
+    def fsdp_ranks(self) -> int:
+        """Data-parallel ranks that share one copy of the weights with FSDP2; without it those that have one each."""
+        return self.parallel.fsdp_size or self.num_copies
 
     @property
     def max_steps(self) -> int | None:

@@ -13,7 +13,7 @@ from coati_rl.memory.nearest import Change
 from coati_rl.plugins import is_plugin
 
 PLAIN: dict[str, Any] = {name: TrainersConfig.model_fields[name].default for name in LAYOUT_FIELDS}
-_FLAGS = dict(zip(LAYOUT_FIELDS, ("--plugin", "-tp", "-pp", "-zero"), strict=True))
+_FLAGS = dict(zip(LAYOUT_FIELDS, ("--plugin", "-tp", "-pp", "-zero", "--fsdp-size"), strict=True))
 _SPLITS = (
     (2, 1),
     (4, 1),

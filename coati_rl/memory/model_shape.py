@@ -37,6 +37,7 @@ class ModelShape:
     head_weights: int  # of the LM head, 0 if it is tied; of a scalar head
     other_root_weights: int  # of what is left, such as the last norm
     largest_tensor: int  # parameters of the largest tensor, not cut
+    expert_weights: int = 0  # of the parameters of a decoder layer, those of its experts; a mean over layers
     active_weights: int = 0  # parameters that a token passes, of the whole model: of experts those that it is routed to
 
     @property
@@ -117,11 +118,13 @@ def _shape(config_json: str, tensor_parallel_size: int, has_scalar_head: bool, c
     num_heads = config.num_attention_heads // tensor_parallel_size
     num_keys = (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) // tensor_parallel_size
     of_layer: dict[int, int] = {}
+    of_experts = 0
     embedding = head = other = 0
     for name, shape in sizes.items():
         count = cut(name, shape)
         if found := _LAYER.search(name):
             of_layer[int(found[1])] = of_layer.get(int(found[1]), 0) + count
+            of_experts += count if _is_of_experts(name, shape) else 0
         elif name.startswith("lm_head"):
             head += count
         elif shape[0] == config.vocab_size:
@@ -144,6 +147,7 @@ def _shape(config_json: str, tensor_parallel_size: int, has_scalar_head: bool, c
         head_weights=config.hidden_size if has_scalar_head else head,
         other_root_weights=other,
         largest_tensor=max(prod(shape) for shape in sizes.values()),
+        expert_weights=of_experts // max(1, len(of_layer)),
         active_weights=sum(_active(config, name, shape) for name, shape in sizes.items()),
     )
 
@@ -201,8 +205,13 @@ def _cut(config: Any, tensor_parallel_size: int, cuts_all: bool, name: str, shap
 def _active(config: Any, name: str, shape: tuple[int, ...]) -> int:
     """Return the parameters of a tensor that a token passes: of experts, [E, ...], those that it is routed to."""
     per_token: int = getattr(config, "num_experts_per_tok", None) or 0
-    is_of_experts = ".experts." in name and len(shape) > 2 and per_token > 0
-    return prod(shape) * per_token // shape[0] if is_of_experts else prod(shape)
+    is_routed = _is_of_experts(name, shape) and per_token > 0
+    return prod(shape) * per_token // shape[0] if is_routed else prod(shape)
+
+
+def _is_of_experts(name: str, shape: tuple[int, ...]) -> bool:
+    """Return True for a tensor of all experts of a layer, [E, ...]."""
+    return ".experts." in name and len(shape) > 2
 
 
 def _style(config: Any, module: str) -> str | None:

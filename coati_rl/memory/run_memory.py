@@ -76,11 +76,10 @@ def offline_micro_batch(
     Samples that are compared (`unit` of them) may share a prompt, whose keys and values are copied for each.
     """
     samples = min(samples_at_a_time, samples_per_step)
-    shares = config.shares_prefixes and unit > 1
     whole = MicroBatchSize(
         tokens=samples * tokens,
         loss_tokens=samples * tokens,
-        path_tokens=samples * tokens if shares else 0,
+        path_tokens=samples * tokens if config.shares_prefixes and unit > 1 else 0,
         longest=tokens,
     )
     size, is_cut = _within(whole, config.parallel)
@@ -139,8 +138,7 @@ def trainer_memory(
     if machine.device == "cuda":  # on the CPU it is in a file
         host["offloaded"] = elsewhere
     if kept_versions:  # on data-parallel rank 0, or with FSDP2 each rank its part; a mean over ranks
-        copies = 1 if layout.is_fully_sharded else config.dp
-        host["kept weights"] = kept_versions * parts["parameters"] // copies
+        host["kept weights"] = kept_versions * parts["parameters"] // (1 if layout.is_fully_sharded else config.dp)
     if backend is not None:
         whole = model_shape(models.policy).num_weights * item_bytes(layout.precision)
         _add_sent_weights(parts, host, backend, layout, whole=whole, largest=shape.largest_tensor)
@@ -165,13 +163,13 @@ def _shared_base(adapters: AdapterShape | None, shape: ModelShape, precision: st
 
 def _frozen_bytes(config: TrainingConfig, models: RunModels, layout: TrainerLayout) -> tuple[list[int], list[int]]:
     """Return the weights of each frozen model on a rank: of those that stay on its device, and of those that do not."""
-    shards = config.num_copies if layout.is_fully_sharded else layout.pp
+    shards = layout.dp if layout.is_fully_sharded else layout.pp
     held, away = list[int](), list[int]()
     for role, hf_config in models.frozen.items():
         if role not in remote_models(config):
             shape = model_shape(hf_config, tensor_parallel_size=config.parallel.tensor_parallel_size)
-            of_role = away if role in offloaded(config) else held
-            of_role.append(shape.num_weights * item_bytes(layout.precision) // shards)
+            weights = shape.num_weights * item_bytes(layout.precision) // shards
+            (away if role in offloaded(config) else held).append(weights)
     return held, away
 
 
@@ -228,8 +226,10 @@ def _trainer_layout(config: TrainingConfig, device: Device, *, has_several_micro
         precision=resolve_precision(config, device),
         device=device,
         plugin=parallel.plugin,
-        dp=config.num_copies,
+        dp=config.fsdp_ranks,
+        fsdp_copies=config.num_copies // config.fsdp_ranks,
         pp=parallel.pipeline_parallel_size,
+        ep=parallel.expert_parallel_size,
         zero_stage=parallel.zero_stage if config.num_copies > 1 else 0,
         gradient_checkpointing=parallel.recomputes_activations,
         offloads_activations=parallel.offload_activations and device == "cuda",

@@ -40,8 +40,10 @@ class TrainerLayout:
     precision: str  # fp32 or bf16
     device: Device = "cpu"
     plugin: str = "hybrid"
-    dp: int = 1  # copies of the weights, those of context-parallel ranks among them
+    dp: int = 1  # copies of the weights, those of context-parallel ranks among them; with FSDP2 ranks that share them
+    fsdp_copies: int = 1  # that FSDP2 has of the weights, each on `dp` ranks
     pp: int = 1
+    ep: int = 1  # ranks that share the experts of a layer out
     zero_stage: int = 0  # 0 with one data-parallel rank
     gradient_checkpointing: bool = False
     offloads_activations: bool = False  # what layers begin with waits in host memory
@@ -211,16 +213,17 @@ def _sharded_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayou
     if adapters is not None:
         held["base"] = -(-adapters.base_bytes(shape.num_weights, layers, e) // layout.dp)
     before = shard if layout.has_several_micro_batches else 0
-    gathered_root, gathered_layer = shape.root_weights * e, shape.layer_weights * e
+    # Experts of other ranks are not gathered.
+    of_layer, of_root = shape.layer_weights - shape.expert_weights * (layout.ep - 1) // layout.ep, shape.root_weights
+    gathered_root, gathered_layer = of_root * e, of_layer * e
     head_gradient = FLOAT32 * shape.vocabulary * shape.hidden if adapters is None else 0
     kept = _kept_bytes(shape, size, layout, layers)
     gloo_copy = FLOAT32 if layout.device == "cpu" else 0
     per_weight = max(e + FLOAT32, FLOAT32 + gloo_copy + -(-FLOAT32 // layout.dp))  # copied, then reduced to a shard
-    of_layer, of_root = shape.layer_weights, shape.root_weights
     if adapters is not None:
         of_layer, of_root = adapters.layer_weights, adapters.trained_weights(shape, 0)
     reduced = per_weight * max(of_layer, of_root)
-    return [
+    moments: list[Parts] = [
         {
             **held,
             "gradients": before,
@@ -244,3 +247,7 @@ def _sharded_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayou
             "communication": reduced,
         },
     ]
+    if layout.fsdp_copies > 1:
+        largest = -(-(shape.largest_tensor if adapters is None else adapters.largest_tensor) * FLOAT32 // layout.dp)
+        moments.append({**held, "gradients": shard, "communication": min(shard, max(BUCKET_BYTES, largest))})
+    return moments

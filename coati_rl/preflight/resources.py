@@ -67,8 +67,9 @@ def sharding_warnings(config: TrainingConfig, device: Device) -> Iterator[str]:
         yield f"-zero {parallel.zero_stage} sets --precision bf16: ZeRO keeps float32 masters of bfloat16 weights"
     if parallel.zero_stage > 0 and config.num_copies == 1:
         yield f"-zero {parallel.zero_stage}: has no effect, as there is one data-parallel rank"
-    if parallel.plugin == "fsdp2" and parallel.num_trainers == 1:
-        yield "--plugin fsdp2: shards nothing, as there is one trainer"
+    if parallel.plugin == "fsdp2" and config.fsdp_ranks == 1:
+        of_all = "there is one trainer" if parallel.num_trainers == 1 else "--fsdp-size and -tp leave one for each part"
+        yield f"--plugin fsdp2: shards nothing, as {of_all}"
 
 
 def resolve_model(model: str, *, is_dry_run: bool, flag: str = "--model") -> Path | None:

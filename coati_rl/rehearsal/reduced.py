@@ -8,7 +8,7 @@ for its own sizes.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import Any, Generic, TypeVar
 
 from coati_rl.config import Config
@@ -156,6 +156,8 @@ def _layout_notes(asked: Mapping[str, Any], small: Mapping[str, Any]) -> Iterato
         "tensor_parallel_size": "-tp",
         "pipeline_parallel_size": "-pp",
         "context_parallel_size": "--context-parallel",
+        "fsdp_size": "--fsdp-size",
+        "expert_parallel_size": "--expert-parallel",
         "producer_tensor_parallel_size": "-ptp",
     }
     for name, flag in flags.items():
@@ -195,6 +197,9 @@ def smaller_layout(config: TrainingConfig) -> dict[str, int]:
     group = prod(inside.values())
     dp = min(config.dp, _MAX_COPIES, max(1, MAX_RANKS // group))
     sizes = {"num_trainers": group * dp, **inside}
+    if parallel.fsdp_size:
+        sizes["fsdp_size"] = gcd(parallel.fsdp_size, dp * inside["context_parallel_size"])
+    sizes["expert_parallel_size"] = gcd(parallel.expert_parallel_size, sizes.get("fsdp_size", group * dp))
     if isinstance(config, Config):
         width = min(config.producer_width, _MAX_COPIES)
         engines = min(config.num_producers, 1 if width > 1 else _MAX_COPIES)

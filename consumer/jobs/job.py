@@ -119,6 +119,8 @@ def backend_config(
         tp_size=parallel.tensor_parallel_size,
         pp_size=parallel.pipeline_parallel_size,
         cp_size=parallel.context_parallel_size,
+        fsdp_size=parallel.fsdp_size,
+        ep_size=parallel.expert_parallel_size,
         zero_stage=parallel.zero_stage,
         precision="bf16" if dtype == "bfloat16" else "fp32",
         wire_dtype=getattr(torch, dtype),

@@ -1,7 +1,7 @@
 """Make the process groups of context parallelism: of ranks that share rows, and of ranks with other samples."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch.distributed as dist
 
@@ -21,19 +21,27 @@ def with_context_groups(layout: Layout, cp_size: int) -> Layout:
         raise ValueError(f"{layout.dp_size} copies of the weights are no multiple of {cp_size} context-parallel ranks")
     if cp_size == 1:
         return dataclasses.replace(layout, data_group=layout.dp_group)
-    groups = dict[str, dist.ProcessGroup | None]()
-    for name, sets in (("cp_group", _context_ranks(layout, cp_size)), ("data_group", _data_ranks(layout, cp_size))):
-        for ranks in sets:
-            made = dist.new_group(ranks) if len(ranks) > 1 else None  # every rank makes all, in one order
-            if dist.get_rank() in ranks:
-                groups[name] = made
     return dataclasses.replace(
         layout,
         cp_rank=layout.dp_rank % cp_size,
         cp_size=cp_size,
-        cp_group=groups["cp_group"],
-        data_group=groups["data_group"],
+        cp_group=group_of_rank(_context_ranks(layout, cp_size)),
+        data_group=group_of_rank(_data_ranks(layout, cp_size)),
     )
+
+
+def group_of_rank(sets: Iterable[list[int]]) -> dist.ProcessGroup | None:
+    """Make a process group of each set of ranks; collective over the default group.
+
+    Args:
+        sets: the same on all ranks, in the same order; each rank is in one of them.
+    Returns: that of this rank; None if it would be the only member.
+    """
+    own: dist.ProcessGroup | None = None
+    for ranks in sets:
+        made = dist.new_group(ranks) if len(ranks) > 1 else None
+        own = made if dist.get_rank() in ranks else own
+    return own
 
 
 def destroy_context_groups(layout: Layout) -> None:

@@ -1,17 +1,21 @@
-"""Train with FSDP2: weights, gradients and optimizer states are sharded over all trainers, as in ZeRO stage 3.
+"""Train with FSDP2: weights, gradients and optimizer states are sharded over trainers, as in ZeRO stage 3.
+
+All data-parallel ranks share one copy of the weights, or `fsdp_size` of them each of several. With tensor parallelism
+what is sharded are a rank's shards of the tensors (`tensor_shards`).
 
 `fully_shard` shards every parameter by rows (dimension 0), one part for each rank, and gathers a decoder layer for its
 forward and its backward. The embedding, the last norm and the LM head belong to the root module, whose forward is
 `policy_forward`: they are unsharded while the loss uses the head's weight.
 
 Each backward ends with a reduce-scatter: an unscaled sum in float32, added to this rank's part. Reducing only after the
-step's last micro-batch would keep a full float32 gradient on every rank, more memory than sharding saves. In bfloat16
+step's last micro-batch would keep a full float32 gradient on every rank, more memory than sharding saves. What several
+copies of the weights, or tensor-parallel ranks, have of a gradient is summed once, at the end of the step. In bfloat16
 the parameters themselves are the float32 masters and are rounded before they are gathered, so that no device holds a
 full float32 master.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,34 +27,43 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from coati_rl.ops.gradient_sketch import ShardPlace, place_of
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, policy_forward
 from consumer.models.scalar_head import scalar_head
-from consumer.parallel.context_groups import destroy_context_groups, with_context_groups
+from consumer.parallel.expert_exchange import share_experts_out
+from consumer.parallel.fsdp_groups import destroy_fsdp_groups, fsdp_layout
+from consumer.parallel.gradient_reduction import sum_in_place
 from consumer.parallel.layout import Layout
 from consumer.parallel.parallelism import accumulate_each, local_head, score_each
 from consumer.parallel.parameters import ParameterInfo
 from consumer.parallel.process_group import agree, collective, timeout_of_new_groups
 from consumer.parallel.reduction import add_over_ranks, reduce_sums, sum_over_ranks
+from consumer.parallel.sharded_rows import ShardedRows, local_rows, row_group
+from consumer.parallel.tensor_shards import cut_tensors
 
 
 class FullyShardedParallelism:
-    """Implement `Parallelism` with each model sharded over all ranks of the default group, which must exist."""
+    """Implement `Parallelism` with each model sharded over the ranks of the default group, which must exist."""
 
-    def __init__(self, *, precision: Precision, device: torch.device, timeout_s: float, cp_size: int = 1) -> None:
-        """Shard over all ranks, `cp_size` of which share each row; `timeout_s`: of the collectives of these."""
-        group: Any = dist.group.WORLD
-        layout = Layout(
-            dp_rank=dist.get_rank(),
-            dp_size=dist.get_world_size(),
-            zero_stage=3,
-            dp_group=group if dist.get_world_size() > 1 else None,
-        )
+    def __init__(
+        self,
+        *,
+        precision: Precision,
+        device: torch.device,
+        timeout_s: float,
+        tp_size: int = 1,
+        cp_size: int = 1,
+        fsdp_size: int = 0,
+        ep_size: int = 1,
+    ) -> None:
+        """Create the process groups; `timeout_s` is the time limit of their collectives. Sizes: see `fsdp_layout`."""
         with timeout_of_new_groups(timeout_s), collective("create the process groups of the layout"):
-            self.layout = with_context_groups(layout, cp_size)
+            self.layout, self._shards = fsdp_layout(
+                tp_size=tp_size, cp_size=cp_size, fsdp_size=fsdp_size, ep_size=ep_size
+            )
         self.device = device
         self._precision = precision
-        self._mesh = DeviceMesh.from_group(group, device.type)  # collectives use the group's timeout
+        # Collectives use the groups' timeout.
+        self._mesh, self._expert_mesh = (DeviceMesh.from_group(group, device.type) for group in self._shards)
 
     def layers_per_stage(self, model: PreTrainedModel) -> list[int]:
         """Return the model's number of layers: there is one stage."""
@@ -67,7 +80,11 @@ class FullyShardedParallelism:
 
         The masters are what the files hold, already rounded to the model's precision as in every layout.
         """
-        model.forward = policy_forward.__get__(model)
+        model.forward = partial(policy_forward, model, tp_group=self.layout.tp_group)
+        if self.layout.tp_group is not None:
+            cut_tensors(model, self.layout.tp_group)
+        ep_group = self.layout.ep_group
+        experts = [] if ep_group is None else share_experts_out(model, ep_group)
         if attach is not None:
             attach(model)
         policy = MixedPrecisionPolicy(
@@ -78,10 +95,12 @@ class FullyShardedParallelism:
         names = {id(parameter): name for name, parameter in model.named_parameters()}  # of the optimizer's parameters
         full = _take_data(model)
         with collective("shard the model"):
+            for each in experts:  # before the layers that hold them
+                fully_shard(each, mesh=self._expert_mesh, mp_policy=policy)
             for layer in [m for m in model.base_model.modules() if isinstance(m, GradientCheckpointingLayer)]:
                 fully_shard(layer, mesh=self._mesh, mp_policy=policy)
             fully_shard(model, mesh=self._mesh, mp_policy=policy)
-            self._fill(model, full)
+            self._fill(model, infos, full)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # a sum, not an average
@@ -89,10 +108,10 @@ class FullyShardedParallelism:
         parameters = ShardedRows(model, infos, self.layout, DTYPES[self._precision])
         for group in [] if optimizer is None else optimizer.param_groups:
             group["params"] = [parameters.local[names[id(parameter)]] for parameter in group["params"]]
-        return FullyShardedModel(model, parameters, optimizer)
+        return FullyShardedModel(model, parameters, optimizer, self.layout)
 
     def num_micro_batches(self, wanted: int) -> int:
-        """Return the largest number over all ranks, since every forward gathers layers from all ranks."""
+        """Return the largest number over all ranks, since every forward gathers layers from other ranks."""
         number = torch.tensor(wanted, device=self.device)
         dist.all_reduce(number, dist.ReduceOp.MAX)
         return int(number)
@@ -118,92 +137,41 @@ class FullyShardedParallelism:
         return agree(action)
 
     def close(self) -> None:
-        """Destroy the groups of context-parallel ranks; the default group stays."""
-        destroy_context_groups(self.layout)
+        """Destroy the groups of the layout; the default group stays."""
+        destroy_fsdp_groups(self.layout, self._shards)
 
-    def _fill(self, model: PreTrainedModel, full: dict[str, Tensor]) -> None:
+    def _fill(self, model: PreTrainedModel, infos: Sequence[ParameterInfo], full: dict[str, Tensor]) -> None:
         """Copy this rank's rows into the sharded parameters, which are on the meta device; takes them out of `full`."""
-        rows = dict[int, nn.Parameter]()
+        rows, info_of = dict[int, nn.Parameter](), {info.name: info for info in infos}
         for name, parameter in model.named_parameters():
-            whole: Any = full.pop(name)
-            own = rows_of_rank(whole, self.layout).to(model.config.dtype)
+            own = row_group(info_of[name], self.layout).own(full.pop(name)).to(model.config.dtype)
             placed = DTensor.from_local(
-                own.to(self.device, parameter.dtype, copy=True),
-                self._mesh,
+                own.to(self.device, parameter.dtype, copy=True, memory_format=torch.contiguous_format),
+                self._expert_mesh if info_of[name].is_expert else self._mesh,
                 [Shard(0)],
                 run_check=False,
-                shape=whole.shape,
-                stride=whole.stride(),
+                shape=parameter.shape,
+                stride=parameter.stride(),
             )
             rows[id(parameter)] = nn.Parameter(placed, requires_grad=parameter.requires_grad)
         names = model.named_parameters(remove_duplicate=False)  # a tied parameter stays one
         model.load_state_dict({name: rows[id(each)] for name, each in names}, strict=False, assign=True)
 
 
-class ShardedRows:
-    """Implement `ModelParameters`: each rank holds equally many rows of a parameter, the last ranks fewer or none.
-
-    The parts are the float32 masters of a trained model, or the weights of a frozen model in its own dtype.
-    """
-
-    def __init__(
-        self, model: PreTrainedModel, infos: Sequence[ParameterInfo], layout: Layout, weight_dtype: torch.dtype
-    ) -> None:
-        """Take `model` after sharding and before its first forward; it computes in `weight_dtype`."""
-        self.dtensors = dict(model.named_parameters())  # a gathered module would list unsharded parameters
-        self.infos = {info.name: info for info in infos}
-        with torch.no_grad():
-            self.local = {name: _local(parameter) for name, parameter in self.dtensors.items()}
-        self.trained = {name: part for name, part in self.local.items() if self.dtensors[name].requires_grad}
-        self._layout = layout
-        self._weight_dtype = weight_dtype
-
-    def counts_in_norm(self, name: str) -> bool:
-        """Return True: no two ranks hold the same elements."""
-        return True
-
-    def place(self, name: str) -> ShardPlace:
-        """Return where this rank's rows are in the full tensor."""
-        shape = self.infos[name].shape
-        return place_of(shape, start=self._layout.dp_rank * self._rows_per_rank(name) * prod(shape[1:]))
-
-    def full_weight(self, name: str) -> Tensor:
-        """Return the full weight, rounded before it is gathered; collective."""
-        return self.full_state(name, self.local[name].to(self._weight_dtype))
-
-    def weight_part(self, name: str, full: Tensor) -> Tensor:
-        """Return this rank's rows."""
-        return rows_of_rank(full, self._layout)
-
-    def full_state(self, name: str, part: Tensor) -> Tensor:
-        """Gather the full tensor from each rank's rows; collective."""
-        if self._layout.dp_group is None:
-            return part
-        shape, num_rows = self.infos[name].shape, self._rows_per_rank(name)
-        padded = part.new_zeros(num_rows, *shape[1:])
-        padded[: len(part)] = part
-        joined = part.new_empty(num_rows * self._layout.dp_size, *shape[1:])
-        with collective(f"gather {name}"):
-            dist.all_gather_into_tensor(joined, padded, group=self._layout.dp_group)
-        return joined[: shape[0]]
-
-    def state_part(self, name: str, full: Tensor) -> Tensor:
-        """Return this rank's rows, the inverse of `full_state`."""
-        return rows_of_rank(full, self._layout)
-
-    def _rows_per_rank(self, name: str) -> int:
-        return -(-self.infos[name].shape[0] // self._layout.dp_size)
-
-
 class FullyShardedModel:
     """Implement `ShardedModel` with modules that gather their parameters when they run."""
 
     def __init__(
-        self, module: PreTrainedModel, parameters: ShardedRows, optimizer: torch.optim.Optimizer | None
+        self,
+        module: PreTrainedModel,
+        parameters: ShardedRows,
+        optimizer: torch.optim.Optimizer | None,
+        layout: Layout,
     ) -> None:
         """Take the sharded module, and the optimizer of this rank's rows as plain tensors."""
         self.parameters = parameters
         self._module: Any = module
+        self._layout = layout
         # A tied head's weight has the name of the embedding's.
         names = {id(parameter): name for name, parameter in parameters.dtensors.items()}
         has_lm_head = scalar_head(module) is None
@@ -220,7 +188,7 @@ class FullyShardedModel:
 
     def head_weights(self) -> HeadWeights:
         """See `ShardedModel`."""
-        weight, bias = (None if name is None else self.parameters.full_weight(name) for name in self._head_names)
+        weight, bias = (None if name is None else self.parameters.shard_weight(name) for name in self._head_names)
         if weight is None:
             raise ValueError("the LM head is none of the model's parameters")
         return HeadWeights(weight, bias)
@@ -230,13 +198,20 @@ class FullyShardedModel:
         return accumulate_each(self._module, inputs)
 
     def reduce_gradients(self) -> dict[str, Tensor]:
-        """Return the sums that the backwards have accumulated; zeros where there is no gradient."""
+        """Sum over copies and tensor-parallel ranks what the backwards have accumulated; no gradient is a zero."""
+        layout, infos = self._layout, self.parameters.infos
         with torch.no_grad():
-            return {
-                name: torch.zeros_like(self.parameters.local[name]) if p.grad is None else _local(p.grad)
+            gradients = {
+                name: torch.zeros_like(self.parameters.local[name]) if p.grad is None else local_rows(p.grad)
                 for name, p in self.parameters.dtensors.items()
                 if p.requires_grad
             }
+            if layout.copy_group is not None:
+                sum_in_place([*gradients.values()], layout.copy_group)
+            if layout.tp_group is not None:
+                partial_ones = [gradient for name, gradient in gradients.items() if infos[name].is_partial]
+                sum_in_place(partial_ones, layout.tp_group)
+        return gradients
 
     def forget_gradients(self) -> None:
         """See `ShardedModel`."""
@@ -252,12 +227,6 @@ class FullyShardedModel:
         for name, gradient in gradients.items():
             self.parameters.local[name].grad = gradient
         self._optimizer.step()
-
-
-def rows_of_rank(full: Tensor, layout: Layout) -> Tensor:
-    """Return this rank's rows of a full tensor: as many as the other ranks', the last ranks fewer or none."""
-    num_rows = -(-len(full) // layout.dp_size)
-    return full[layout.dp_rank * num_rows : (layout.dp_rank + 1) * num_rows]
 
 
 def _take_data(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -276,9 +245,3 @@ def _take_data(model: PreTrainedModel) -> dict[str, Tensor]:
             setattr(module, key, new)
             parameter.data = parameter.data.new_empty(0)  # an optimizer refers to it
     return full
-
-
-def _local(tensor: Any) -> Tensor:
-    """Return this rank's rows of a DTensor; with gradients enabled, `to_local` would return a new view at each call."""
-    rows: Tensor = tensor.to_local()
-    return rows

@@ -66,13 +66,13 @@ class GradientReducer:
             held = _with_gradient(self._parameters.trained.values())
             gradients = {self._names[id(p)]: p.grad for p in held if p.grad is not None}
             if layout.dp_group is not None:
-                _sum_in_place(list(gradients.values()), layout.dp_group)
+                sum_in_place(list(gradients.values()), layout.dp_group)
         if layout.tp_group is not None:
             partial = [gradient for name, gradient in gradients.items() if self._parameters.infos[name].is_partial]
-            _sum_in_place(partial, layout.tp_group)
+            sum_in_place(partial, layout.tp_group)
         if self._tied_group is not None:
             tied = [gradient for name, gradient in gradients.items() if self._parameters.infos[name].tied_name]
-            _sum_in_place(tied, self._tied_group)
+            sum_in_place(tied, self._tied_group)
         return gradients
 
     def forget(self) -> None:
@@ -114,7 +114,8 @@ def _with_gradient(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     return held
 
 
-def _sum_in_place(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
+def sum_in_place(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
+    """Add gradients up over a group, the same on all its ranks; collective."""
     for bucket in _buckets(gradients):
         if len(bucket) == 1:
             dist.all_reduce(bucket[0], group=group)

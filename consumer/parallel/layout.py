@@ -3,7 +3,9 @@
 rank = (dp_rank * num_stages + stage) * tp_size + tp_rank. `stage` is the pipeline stage. `dp_rank` numbers the copies
 of the weights, over which gradients are summed: dp_rank = data_rank * cp_size + cp_rank. Ranks with the same data_rank
 get the same samples, and are consecutive, so that the coordinator can compute data_rank by division; each of the
-context-parallel ranks among them computes its own tokens of every row.
+context-parallel ranks among them computes its own tokens of every row. With FSDP2 `fsdp_size` consecutive dp_ranks
+hold the rows of one copy of the weights together: dp_rank = copy * fsdp_size + fsdp_rank; `ep_size` consecutive ones
+among them share the experts of a layer out: ep_rank = fsdp_rank % ep_size.
 """
 
 from dataclasses import dataclass
@@ -26,12 +28,18 @@ class Layout:
     tp_rank: int = 0
     tp_size: int = 1
     zero_stage: int = 0  # 0 if dp_size is 1; 3: weights are sharded over data-parallel ranks (FSDP2)
+    fsdp_size: int = 1  # data-parallel ranks that share one copy of the weights; dp_size if there is one copy
+    ep_size: int = 1
     # Each joins the ranks that differ in one coordinate only; None if this rank would be its only member.
     dp_group: dist.ProcessGroup | None = None
     pp_group: dist.ProcessGroup | None = None
     tp_group: dist.ProcessGroup | None = None
     cp_group: dist.ProcessGroup | None = None
     data_group: dist.ProcessGroup | None = None  # joins ranks that differ in data_rank only; without cp the dp_group
+    fsdp_group: dist.ProcessGroup | None = None  # joins the ranks that share a copy of the weights
+    ep_group: dist.ProcessGroup | None = None  # joins the ranks that hold all experts together
+    expert_group: dist.ProcessGroup | None = None  # joins the ranks that share the rows of the same experts
+    copy_group: dist.ProcessGroup | None = None  # joins the ranks that hold the same rows; None: there is one copy
 
     @property
     def data_rank(self) -> int:
@@ -42,6 +50,16 @@ class Layout:
     def num_data_ranks(self) -> int:
         """Return how many parts the samples are shared out in."""
         return self.dp_size // self.cp_size
+
+    @property
+    def fsdp_rank(self) -> int:
+        """Return the number of this rank's rows."""
+        return self.dp_rank % self.fsdp_size
+
+    @property
+    def ep_rank(self) -> int:
+        """Return the number of this rank's experts."""
+        return self.fsdp_rank % self.ep_size
 
     @property
     def context(self) -> ContextRank | None:
@@ -62,8 +80,8 @@ class Layout:
 
     @property
     def is_first_copy(self) -> bool:
-        """Return True on ranks that export weights: those with dp_rank 0, or all if weights are sharded (FSDP2)."""
-        return self.dp_rank == 0 or self.zero_stage == 3
+        """Return True on ranks that export weights: those with dp_rank 0, or with FSDP2 all that share its copy."""
+        return self.dp_rank < self.fsdp_size
 
     @property
     def has_first_samples(self) -> bool:

@@ -42,15 +42,16 @@ def check_layout(config: TrainingConfig, hf_config: Any, name: str = "") -> None
         name: the model by its flag, for messages; empty: the run's own.
     Raises: ConfigError with all broken rules, one per line.
     """
-    name = name or f"--model {config.model.model}"
     tp, pp = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
-    cp = config.parallel.context_parallel_size
+    cp, ep = config.parallel.context_parallel_size, config.parallel.expert_parallel_size
     problems = {
         f"-tp {tp}": (_tensor_plan_problem(hf_config) or _sizes_problem(tp, hf_config)) if tp > 1 else None,
         f"-pp {pp}": (_pipeline_plan_problem(hf_config) or _depth_problem(pp, hf_config)) if pp > 1 else None,
         f"--context-parallel {cp}": _attention_problem(hf_config) if cp > 1 else None,
+        f"--expert-parallel {ep}": _experts_problem(ep, hf_config, is_policy=not name) if ep > 1 else None,
     }
-    lines = [f"{flag}: {problem} ({name})" for flag, problem in problems.items() if problem]
+    model = name or f"--model {config.model.model}"
+    lines = [f"{flag}: {problem} ({model})" for flag, problem in problems.items() if problem]
     if lines:
         raise ConfigError("\n".join(lines))
 
@@ -114,6 +115,15 @@ def _attention_problem(hf_config: Any) -> str | None:
     if model_type in ROUTED:  # what routers observe is described for whole rows
         return f"the routers of the architecture {model_type} see whole rows; use --context-parallel 1 or {others}"
     return f"the attention of the architecture {model_type} is not cut by tokens; use --context-parallel 1 or {others}"
+
+
+def _experts_problem(ep: int, hf_config: Any, *, is_policy: bool) -> str | None:
+    """Return why experts cannot be shared out. Other models than the policy may have none."""
+    model = hf_config.get_text_config()
+    if model.model_type not in ROUTED:
+        return f"the architecture {model.model_type} has no experts; use --expert-parallel 1" if is_policy else None
+    number = next(size for name in _NUM_EXPERTS if isinstance(size := getattr(model, name, None), int))
+    return f"must divide num_experts {number}; use --expert-parallel {math.gcd(ep, number)}" if number % ep else None
 
 
 def _sizes_problem(tp: int, hf_config: Any) -> str | None:

@@ -11,6 +11,7 @@ engines may hold a full tensor as several: see `stored_views`.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from transformers import PreTrainedModel
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.stored_views import StoredParameter, stored_parameters
 from coati_rl.ops.gradient_sketch import ShardPlace, place_of
+from consumer.parallel.expert_exchange import expert_modules
 from consumer.parallel.layout import Layout
 from consumer.parallel.layout_rules import EXPERTS, tensor_parallel_plan
 from consumer.parallel.process_group import collective
@@ -36,6 +38,7 @@ class ParameterInfo:
     tied_name: str | None = None  # tied embedding: its name on the last pipeline stage, which holds a copy as LM head
     split_dim: int | None = None  # dimension that tensor parallelism shards; None: replicated
     is_partial: bool = False  # replicated, but each tensor-parallel rank computes only its heads' part of the gradient
+    is_expert: bool = False  # dimension 0 are experts, which expert-parallel ranks share out
     stored: StoredParameter | None = None  # what checkpoints hold of it; None: itself, under its name
 
     @property
@@ -63,6 +66,7 @@ def describe_parameters(
     lm_head = model.get_output_embeddings()  # None of a model with a scalar head
     lm_head_name = next((name for name, module in model.named_modules() if module is lm_head), None)
     tied = lm_head.weight if lm_head is not None and layout.num_stages > 1 else None
+    experts = expert_modules(model)
     infos = []
     for name, parameter in model.named_parameters():
         inner = name.removeprefix(base)
@@ -81,6 +85,7 @@ def describe_parameters(
                 tied_name=f"{lm_head_name}.weight" if parameter is tied and stage == 0 else None,
                 split_dim=split_dim,
                 is_partial=style == "replicated_with_grad_allreduce",
+                is_expert=layout.ep_size > 1 and name.rpartition(".")[0] in experts,
                 stored=stored[name] if stored[name].views else None,
             )
         )
@@ -156,20 +161,11 @@ class LocalParameters:
 
     def full(self, name: str, shard: Tensor) -> Tensor:
         """Gather the full tensor from the shards of all tensor-parallel ranks; collective over them."""
-        dim, group = self.infos[name].split_dim, self._layout.tp_group
-        if group is None or dim is None:
-            return shard
-        parts = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(self._layout.tp_size)]
-        with collective(f"gather {name}"):
-            dist.all_gather(parts, shard.contiguous(), group=group)
-        return torch.cat(parts, dim=dim)
+        return full_of_shards(self.infos[name], shard, self._layout)
 
     def shard(self, name: str, full: Tensor) -> Tensor:
         """Return this rank's shard, the inverse of `full`."""
-        dim = self.infos[name].split_dim
-        if self._layout.tp_group is None or dim is None:
-            return full
-        return full.chunk(self._layout.tp_size, dim=dim)[self._layout.tp_rank]
+        return shard_of(self.infos[name], full, self._layout)
 
     def shard_of_slices(self, name: str, flat: Tensor) -> Tensor:
         """Gather the shard from the slices of all data-parallel ranks; collective over them."""
@@ -186,6 +182,39 @@ class LocalParameters:
         if not self._layout.is_partitioned:
             return shard
         return padded_rows(shard, self._layout.dp_size)[self._layout.dp_rank]
+
+
+class Cut(NamedTuple):
+    """Say how a tensor is cut into shards, before FSDP2 or ZeRO share out each of them."""
+
+    dim: int | None  # None: it is whole
+    rank: int
+    size: int
+    group: dist.ProcessGroup | None  # None: this rank is alone
+
+
+def cut_of(info: ParameterInfo, layout: Layout) -> Cut:
+    """Return how a parameter is cut: experts over expert-parallel ranks, others over tensor-parallel ones."""
+    if info.is_expert:
+        return Cut(0, layout.ep_rank, layout.ep_size, layout.ep_group)
+    return Cut(info.split_dim, layout.tp_rank, layout.tp_size, layout.tp_group)
+
+
+def full_of_shards(info: ParameterInfo, shard: Tensor, layout: Layout) -> Tensor:
+    """Gather a full tensor from the shards of all tensor- or expert-parallel ranks; collective over them."""
+    cut = cut_of(info, layout)
+    if cut.group is None or cut.dim is None:
+        return shard
+    parts = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(cut.size)]
+    with collective(f"gather {info.name}"):
+        dist.all_gather(parts, shard.contiguous(), group=cut.group)
+    return torch.cat(parts, dim=cut.dim)
+
+
+def shard_of(info: ParameterInfo, full: Tensor, layout: Layout) -> Tensor:
+    """Return this rank's shard of a full tensor, the inverse of `full_of_shards`."""
+    cut = cut_of(info, layout)
+    return full if cut.group is None or cut.dim is None else full.chunk(cut.size, dim=cut.dim)[cut.rank]
 
 
 def padded_rows(tensor: Tensor, num_rows: int) -> Tensor:

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from coati_rl.config.training import PluginName
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.config import read_config
 from consumer.parallel.layout_rules import TESTED
@@ -22,7 +23,7 @@ _TIMEOUT_S = 300.0  # also on a machine that is busy with other work
 _RANKS = 2  # what holds on two ranks holds on more: the code is the same
 
 
-def check_layout_runs(directory: Path, *, name: str, tp_size: int, pp_size: int) -> None:
+def check_layout_runs(directory: Path, *, name: str, tp_size: int, pp_size: int, plugin: PluginName = "hybrid") -> None:
     """Run the architecture cut as asked, unless it is tested.
 
     Args:
@@ -30,6 +31,7 @@ def check_layout_runs(directory: Path, *, name: str, tp_size: int, pp_size: int)
         name: the model by its flag, for messages.
         tp_size: tensor-parallel ranks.
         pp_size: pipeline stages.
+        plugin: that cuts the model.
     Raises: ConfigError if it cannot run, or its log-probabilities or gradients differ.
     """
     config = read_config(directory, name)
@@ -40,7 +42,7 @@ def check_layout_runs(directory: Path, *, name: str, tp_size: int, pp_size: int)
         model = Path(scratch) / "model"
         _save_tiny(config, model, name)
         for flag, size in asked.items():
-            if size > 1 and (problem := _problem(model, Path(scratch), flag)):
+            if size > 1 and (problem := _problem(model, Path(scratch), flag, plugin)):
                 raise ConfigError(
                     f"{flag} {size}: {name} is a {config.model_type}, and {problem}; use {flag} 1 or one of "
                     f"{', '.join(TESTED)}"
@@ -63,11 +65,21 @@ def _save_tiny(config: Any, directory: Path, name: str) -> None:
         model.save_pretrained(directory)
 
 
-def _problem(model: Path, scratch: Path, flag: str) -> str | None:
+def _problem(model: Path, scratch: Path, flag: str, plugin: PluginName) -> str | None:
     """Return what is wrong with a model in two processes, cut by tensor or pipeline parallelism; None: nothing."""
     store = scratch / f"store{flag}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error"}
-    command = [sys.executable, "-W", "ignore", "-m", "consumer.proofs.layout_trial", str(model), str(store), flag]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "consumer.proofs.layout_trial",
+        str(model),
+        str(store),
+        flag,
+        plugin,
+    ]
     ranks = [
         subprocess.Popen(
             [*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment

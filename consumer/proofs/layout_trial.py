@@ -1,4 +1,4 @@
-"""Run one rank of `layout`: `python -m consumer.proofs.layout_trial MODEL STORE -tp|-pp RANK`.
+"""Run one rank of `layout`: `python -m consumer.proofs.layout_trial MODEL STORE -tp|-pp PLUGIN RANK`.
 
 Prints one JSON object as its last line: {"difference": in units of the tolerance, "text": of the largest one}, or
 {"error": text}.
@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from coati_rl.batch import MiniBatch
 from coati_rl.config.optimizer import OptimizerConfig
+from coati_rl.config.training import PluginName
 from coati_rl.preflight.tiny_model import FIRST_TOKEN
 from consumer.backend import Backend, make_backend
 from consumer.backend_config import BackendConfig, trained
@@ -42,11 +43,12 @@ def weights_of(number: int) -> Tensor:
     return torch.sin(torch.arange(1, number + 1, dtype=torch.float32))
 
 
-def trial(model_dir: Path, flag: str, rank: int) -> tuple[float, str]:
+def trial(model_dir: Path, flag: str, plugin: PluginName, rank: int) -> tuple[float, str]:
     """Return the largest difference of this rank, in units of the tolerance, and a text about it."""
     is_tensor_parallel = flag == "-tp"
     config = BackendConfig(
         models={"policy": trained(model_dir, OptimizerConfig(max_grad_norm=1e9))},
+        plugin=plugin,
         tp_size=_RANKS if is_tensor_parallel else 1,
         pp_size=1 if is_tensor_parallel else _RANKS,
     )
@@ -92,7 +94,7 @@ def of_gradients(backend: Backend, plain: Any, rank: int) -> tuple[float, str]:
     return worst
 
 
-def main(model_dir: str, store: str, flag: str, rank: str) -> None:
+def main(model_dir: str, store: str, flag: str, plugin: PluginName, rank: str) -> None:
     """Take part as this rank, and print what was found."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
@@ -104,7 +106,7 @@ def main(model_dir: str, store: str, flag: str, rank: str) -> None:
         timeout=timedelta(seconds=_TIMEOUT_S),
     )
     try:
-        difference, text = trial(Path(model_dir), flag, int(rank))
+        difference, text = trial(Path(model_dir), flag, plugin, int(rank))
         found: dict[str, Any] = {"difference": difference, "text": text}
     except Exception as error:  # noqa: BLE001  an architecture that cannot be cut fails anywhere
         found = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
@@ -113,4 +115,4 @@ def main(model_dir: str, store: str, flag: str, rank: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:])  # type: ignore[arg-type]

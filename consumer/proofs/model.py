@@ -37,6 +37,10 @@ def try_model(config: TrainingConfig, directory: Path, *, flag: str) -> float:
         has_scalar_head=flag == "--model" and isinstance(config, OfflineConfig) and config.HAS_SCALAR_HEAD,
     )
     check_layout_runs(
-        directory, name=name, tp_size=parallel.tensor_parallel_size, pp_size=parallel.pipeline_parallel_size
+        directory,
+        name=name,
+        tp_size=parallel.tensor_parallel_size,
+        pp_size=parallel.pipeline_parallel_size,
+        plugin=parallel.plugin,
     )
     return difference

@@ -67,6 +67,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and settings of
     "dp1": (1, {}),
     "tp2": (2, {"tp_size": 2}),
     "fsdp2": (2, {"plugin": "fsdp2"}),
+    "fsdp2_tp2": (4, {"plugin": "fsdp2", "tp_size": 2}),
+    "fsdp2_copies2": (4, {"plugin": "fsdp2", "fsdp_size": 2}),
     "dp2": (2, {}),
     "cp2": (2, {"cp_size": 2}),
     "dp1_bf16": (1, {"precision": "bf16"}),
@@ -103,7 +105,8 @@ def forecast(directory: Path, layout: str, arguments: argparse.Namespace) -> Par
     trainers = TrainerLayout(
         precision=settings.get("precision", "fp32"),
         plugin=settings.get("plugin", "hybrid"),
-        dp=num_processes // tp,
+        dp=settings.get("fsdp_size") or num_processes // tp,
+        fsdp_copies=num_processes // tp // settings.get("fsdp_size", num_processes // tp),
         zero_stage=settings.get("zero_stage", 0),
         gradient_checkpointing=arguments.checkpointing,
         has_several_micro_batches=arguments.prompts > 1,

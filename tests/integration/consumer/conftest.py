@@ -60,7 +60,23 @@ CONTEXT: dict[str, tuple[int, dict[str, Any]]] = {
 }
 # Three ranks cannot share the rows of a matrix out equally.
 UNEVEN: dict[str, tuple[int, dict[str, Any]]] = {"fsdp2_dp3": (3, {"plugin": "fsdp2"})}
-EVERY_LAYOUT = LAYOUTS | UNEVEN | CONTEXT
+# FSDP2 over tensor-parallel ranks' shards, and over some of the data-parallel ranks.
+FULLY_SHARDED: dict[str, tuple[int, dict[str, Any]]] = {
+    "fsdp2_tp2": (2, {"plugin": "fsdp2", "tp_size": 2}),
+    "fsdp2_copies2": (2, {"plugin": "fsdp2", "fsdp_size": 1}),
+    "fsdp2_tp2_dp2": (4, {"plugin": "fsdp2", "tp_size": 2}),
+    "fsdp2_tp2_copies2": (4, {"plugin": "fsdp2", "tp_size": 2, "fsdp_size": 1}),
+    "fsdp2_dp2_copies2": (4, {"plugin": "fsdp2", "fsdp_size": 2}),
+    "cp2_fsdp2_tp2": (4, {"plugin": "fsdp2", "tp_size": 2, "cp_size": 2}),
+    "cp2_fsdp2_dp2_copies2": (4, {"plugin": "fsdp2", "cp_size": 2, "fsdp_size": 2}),
+}
+# The experts of each layer, shared out over ranks with other samples.
+EXPERT_PARALLEL: dict[str, tuple[int, dict[str, Any]]] = {
+    "ep2": (2, {"plugin": "fsdp2", "ep_size": 2}),
+    "ep2_dp2": (4, {"plugin": "fsdp2", "ep_size": 2}),
+    "ep2_copies2": (4, {"plugin": "fsdp2", "ep_size": 2, "fsdp_size": 2}),
+}
+EVERY_LAYOUT = LAYOUTS | UNEVEN | CONTEXT | FULLY_SHARDED | EXPERT_PARALLEL
 CONFIGS: dict[str, Any] = {
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,

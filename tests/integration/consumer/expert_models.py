@@ -33,7 +33,7 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-LAYOUTS_OF_EXPERTS = ("dp1", "dp2", "fsdp2_dp2", "pp2", "tp2", "tp2_pp2")
+LAYOUTS_OF_EXPERTS = ("dp1", "dp2", "fsdp2_dp2", "pp2", "tp2", "tp2_pp2", "ep2", "ep2_dp2", "ep2_copies2", "fsdp2_tp2")
 WITHOUT_STAGES = {"olmoe"}  # transformers declares no pipeline plan
 WITH_SHARDS = {"qwen3_moe", "qwen3_moe, some dense", "mixtral"}  # the others' tensor-parallel plans are refused
 CLIPPED = next(iter(LOSSES))

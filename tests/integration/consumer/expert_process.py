@@ -9,10 +9,11 @@ import torch.distributed as dist
 from consumer.backend import Backend
 from consumer.parallel.single_process import SingleProcess
 from tests.backends import backend_config
-from tests.integration.consumer.conftest import LAYOUTS, reference_of
+from tests.integration.consumer.conftest import EVERY_LAYOUT, reference_of
 from tests.integration.consumer.expert_models import CLIPPED
 from tests.integration.consumer.gradient_matrix import CASES
 from tests.integration.consumer.gradient_process import StepRecorder, take_whole_step
+from tests.integration.consumer.lifecycle_process import make, resume, state_of, train
 from tests.integration.consumer.losses import Cut
 from tests.integration.consumer.trainer import make_trainer
 
@@ -43,7 +44,7 @@ def taken(trial: Balanced, model_root: Path) -> dict[str, Any]:
     reference = reference_of(model_root / trial.model)
     settings = {"balancing_coeff": trial.coeff, "gradient_checkpointing": trial.recomputes, "reference_dir": reference}
     if dist.is_initialized():
-        backend = make_trainer(model_root / trial.model, **settings, **LAYOUTS[trial.layout][1])
+        backend = make_trainer(model_root / trial.model, **settings, **EVERY_LAYOUT[trial.layout][1])
     else:
         backend = Backend(backend_config(model_root / trial.model, **settings), SingleProcess(device=CPU))
     recorder = StepRecorder(backend)
@@ -53,3 +54,20 @@ def taken(trial: Balanced, model_root: Path) -> dict[str, Any]:
     metrics = backend.router_metrics()
     backend.close()
     return {"gradients": whole, "metrics": metrics}
+
+
+def save_after_a_step(rank: int, out_dir: Path, model_dir: Path, layout: str) -> None:
+    """Save a checkpoint, and the float32 weights before and after the step that follows it."""
+    backend = make(model_dir, layout, "fp32")
+    train(backend, 0)
+    backend.save(out_dir / "step-1", state={"step": 1})
+    torch.save(state_of(backend)["masters"], out_dir / f"saved-rank{rank}.pt")
+    train(backend, 1)
+    torch.save(state_of(backend)["masters"], out_dir / f"uninterrupted-rank{rank}.pt")
+    backend.close()
+
+
+def resume_in(rank: int, out_dir: Path, saved: Path, layout: str) -> None:
+    """Save what was restored, and record the weights after the next step."""
+    _, state = resume(saved, layout, "fp32", again=out_dir / "step-1")
+    torch.save(state["masters"], out_dir / f"state-rank{rank}.pt")

@@ -117,7 +117,7 @@ def take_step(backend: Any, loss: LossCase, batches: Sequence[MiniBatch]) -> Non
 
 def digests_of(backend: Backend, weights: dict[str, Tensor]) -> dict[tuple[str, int | None, int | None], str]:
     """By name and, of a weight that is cut over tensor ranks or over copies, this one's."""
-    copy = backend.layout.dp_rank if backend.layout.zero_stage == 3 else None
+    copy = backend.layout.fsdp_rank if backend.layout.zero_stage == 3 else None
     is_cut = {name: info.split_dim is not None for name, info in backend.policy.parameters.infos.items()}
     return {
         (name, backend.layout.tp_rank if is_cut[name] else None, copy): xxhash.xxh3_128_hexdigest(

@@ -19,6 +19,11 @@ KINDS = [
     ("cp2_pp2", "bf16"),
     ("cp2_zero2_dp2", "bf16"),
     ("cp2_fsdp2", "fp32"),
+    ("fsdp2_tp2", "fp32"),
+    ("fsdp2_tp2_dp2", "fp32"),
+    ("fsdp2_tp2_dp2", "bf16"),
+    ("fsdp2_tp2_copies2", "fp32"),
+    ("fsdp2_dp2_copies2", "fp32"),
 ]
 CASES = [Case(*kind, model) for kind in KINDS for model in MODELS]
 FAST_CASES = {
@@ -46,6 +51,8 @@ RESUMES = [
         ("fsdp2_dp2", "bf16"): [("zero2_dp2", "bf16")],
         ("cp2_dp2", "fp32"): [("dp1", "fp32"), ("cp2_fsdp2", "fp32")],
         ("cp2_fsdp2", "fp32"): [("tp2", "fp32"), ("cp2", "fp32")],
+        ("fsdp2_tp2_dp2", "fp32"): [("dp1", "fp32"), ("fsdp2_dp2_copies2", "fp32"), ("tp2_pp2", "fp32")],
+        ("fsdp2_dp2_copies2", "fp32"): [("fsdp2_tp2", "fp32"), ("fsdp2_tp2_copies2", "fp32"), ("dp2", "fp32")],
     }.items()
     for kind in kinds
     for model in MODELS

@@ -15,6 +15,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2": {"num_trainers": 2},
     "tp2": {"num_trainers": 2, "tensor_parallel_size": 2},
     "fsdp2": {"num_trainers": 2, "plugin": "fsdp2"},
+    "fsdp2_tp2": {"num_trainers": 2, "plugin": "fsdp2", "tensor_parallel_size": 2},
 }
 STEP = AdamStep(learning_rate=1e-2, weight_decay=0.1, grad_clip_norm=1.0)
 STEPS = (STEP, STEP, replace(STEP, learning_rate=1e-3, grad_clip_norm=0.0))

@@ -22,7 +22,7 @@ from tests.integration.consumer.actor_critic_process import (
     reward_of,
     take_steps,
 )
-from tests.integration.consumer.conftest import CONTEXT, LAYOUTS, MAX_GRAD_NORM, save_model
+from tests.integration.consumer.conftest import CONTEXT, FULLY_SHARDED, LAYOUTS, MAX_GRAD_NORM, save_model
 from tests.integration.consumer.launches import launched
 from tests.integration.consumer.losses import Cut
 from tests.integration.consumer.samples import Sample, plain_model, sample_logprobs, samples_near, scale_of
@@ -35,7 +35,7 @@ CUTS = (Cut(1, True, "one"), Cut(2, True, "uneven"), Cut(4, False, "several"), C
 KINDS = ("plain", "holes", "forked")
 OF_LAYOUTS = [
     Trial(layout, "bf16" if "zero" in layout else "fp32", KINDS[number % 3], CUTS[(number + 3) % 4])
-    for number, layout in enumerate((*LAYOUTS, *CONTEXT))
+    for number, layout in enumerate((*LAYOUTS, *CONTEXT, *FULLY_SHARDED))
 ]
 OF_CUTS = [Trial("dp1", "fp32", kind, cut) for kind in KINDS for cut in CUTS]
 UNTIED = [each._replace(is_tied=False) for each in (OF_CUTS[1], *OF_LAYOUTS)]

@@ -48,7 +48,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-untied": ("llama", {"tied": False, "attention_bias": True}),
     "mistral-tied": ("mistral", {"tied": True, "sliding_window": 5}),
 }
-OF_TRIALS = (*LAYOUTS, "cp2", "cp2_fsdp2", "cp2_tp2")
+OF_TRIALS = (*LAYOUTS, "cp2", "cp2_fsdp2", "cp2_tp2", "fsdp2_tp2", "fsdp2_tp2_dp2", "fsdp2_dp2_copies2")
 LOSSES = ("clip", "cross-entropy", "dpo", "pairwise", "value")
 CUTS = (Cut(1, True, "one"), Cut(2, True, "uneven"), Cut(2, False, "one"), Cut(4, True, "one", shared=True))
 

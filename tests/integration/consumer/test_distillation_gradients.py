@@ -35,6 +35,7 @@ CUTS = (Cut(2, True, "uneven", shared=True), Cut(4, False, "one"))
 # Each layout in float32, those with ZeRO in bfloat16.
 DUE = [run for run in RUNS if (run.precision == "bf16") == ("zero" in run.layout)]
 DUE += [Run(layout, "fp32") for layout in ("cp2", "cp2_fsdp2_dp2", "cp2_tp2", "cp2_pp2")]
+DUE += [Run(layout, "fp32") for layout in ("fsdp2_tp2_dp2", "fsdp2_dp2_copies2")]
 
 
 def trials_of(run: Run) -> list[Trial]:

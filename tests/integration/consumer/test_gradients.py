@@ -64,7 +64,23 @@ class Trained:
         known = {name: shard for rank in self.ranks for name, shard in rank[trial.model, "shards"].items()}
         settings = EVERY_LAYOUT[self._run.layout][1]
         is_sliced = settings.get("zero_stage", 0) > 0 or settings.get("plugin") == "fsdp2"
-        return {name: join(by_rank, *known[name], is_sliced=is_sliced) for name, by_rank in slices.items()}
+        # Of the first copy, which has the first dp_ranks.
+        num_shards = settings.get("fsdp_size") or 1 + max(rank["place"][0] for rank in self.ranks)
+        ep_size = settings.get("ep_size", 1)
+
+        def place(name: str, dp_rank: int) -> int:
+            """Neighbours have other experts, and ranks with the same ones their rows in order."""
+            ep_rank, row = dp_rank % ep_size, dp_rank // ep_size
+            return ep_rank * (num_shards // ep_size) + row if ".experts." in name else dp_rank
+
+        held = {
+            name: {
+                tp_rank: {place(name, dp): each for dp, each in by_dp.items() if dp < num_shards}
+                for tp_rank, by_dp in by_tp.items()
+            }
+            for name, by_tp in slices.items()
+        }
+        return {name: join(by_rank, *known[name], is_sliced=is_sliced) for name, by_rank in held.items()}
 
 
 def join(

@@ -48,7 +48,7 @@ def recorded(trainers: TrainerServers, out_dir: Path, model_dir: Path, start: Pa
 
 
 def whole_results(layout: str, ranks: list[Any]) -> tuple[float, list[np.ndarray]]:
-    parts = ranks[:1] if layout == "tp2" else ranks
+    parts = ranks[:1] if layout in ("tp2", "fsdp2_tp2") else ranks
     logprobs = sorted((index, values) for part in parts for _, index, values in part["logprobs"])
     return sum(loss for part in parts for _, loss in part["losses"]), [values for _, values in logprobs]
 

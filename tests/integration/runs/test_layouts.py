@@ -19,6 +19,8 @@ LAYOUTS = {
     "pp2": ("-t", 2, "-pp", 2, "-tbs", 4, "-tMbs", 4),
     "tp2_pp2": ("-t", 4, "-tp", 2, "-pp", 2, "-tbs", 4, "-tMbs", 4),
     "fsdp2": ("-t", 2, "--plugin", "fsdp2", "-tbs", 2, "-tMbs", 2),
+    "fsdp2_tp2": ("-t", 4, "--plugin", "fsdp2", "-tp", 2, "-tbs", 2, "-tMbs", 2),
+    "fsdp2_copies": ("-t", 4, "--plugin", "fsdp2", "--fsdp-size", 2, "-tbs", 1, "-tMbs", 1),
 }
 
 

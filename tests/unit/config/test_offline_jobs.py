@@ -98,7 +98,7 @@ def test_rows_are_counted_in_pairs_where_a_row_makes_two_samples():
         (["-t", "3", "-tp", "2"], "T % (tp * pp) must be 0: -t 3 is no multiple of 2; use -t 2"),
         (["-t", "1", "-tp", "2"], "T % (tp * pp) must be 0: -t 1 is no multiple of 2; use -t 2"),
         (["-zero", "1", "--precision", "fp32"], "-zero 1 with --precision fp32: "),
-        (["--plugin", "fsdp2", "-t", "2", "-tp", "2"], "--plugin fsdp2 with -tp 2: "),
+        (["--plugin", "fsdp2", "-t", "2", "-pp", "2"], "--plugin fsdp2 with -pp 2: "),
         (["-ei", "5"], "--eval-interval 5: needs --eval-dataset, or -1 to switch it off"),
         (
             ["--max-tokens-per-microbatch", "1000", "--max-length", "600"],

@@ -82,6 +82,10 @@ def test_the_printed_plan_names_what_splits_a_trainer_and_what_is_not_known_yet(
     assert lines[1] == "data-parallel groups    2 (tp 2, pp 2, ZeRO stage 1)"
     assert lines[4] == "micro-batches per step  at least 4 per dp rank"
     assert plan_of(f"{ARGV} -t 2 --plugin fsdp2").lines()[1] == "data-parallel groups    2 (FSDP2)"
+    lines = plan_of(f"{ARGV} -t 8 -tp 2 --plugin fsdp2 --fsdp-size 2").lines()
+    assert lines[1] == "data-parallel groups    4 (tp 2, FSDP2 over 2)"
+    lines = plan_of(f"{ARGV} -t 8 --plugin fsdp2 --expert-parallel 4").lines()
+    assert lines[1] == "data-parallel groups    8 (ep 4, FSDP2)"
     lines = plan_of(f"{ARGV} -t 8 -tp 2 --context-parallel 2").lines()
     assert lines[1] == "data-parallel groups    2 (cp 2, tp 2)"
 

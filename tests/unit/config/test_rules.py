@@ -123,12 +123,37 @@ def test_what_this_version_cannot_do_is_refused_by_name(argv, message):
         ),
         (
             "--plugin fsdp2 -tp 2 -zero 1",
-            "--plugin fsdp2 with -tp 2 -zero 1: it shards weights, gradients and optimizer states over all trainers",
-            ["-tp 1 -zero 0", "--plugin hybrid"],
+            "--plugin fsdp2 with -zero 1: it shards weights, gradients and optimizer states over trainers, and has",
+            ["-zero 0", "--plugin hybrid"],
+        ),
+        (
+            "-t 4 --expert-parallel 2",
+            "--expert-parallel 2 with --plugin hybrid: tokens are exchanged between trainers",
+            ["--plugin fsdp2", "--expert-parallel 1"],
+        ),
+        (
+            "-t 4 --plugin fsdp2 -tp 2 --expert-parallel 2",
+            "--expert-parallel 2 with -tp 2: both share experts out",
+            ["-tp 1", "--expert-parallel 1"],
+        ),
+        (
+            "-t 4 --plugin fsdp2 --fsdp-size 2 --expert-parallel 4",
+            "--expert-parallel 4: must divide the 2 trainers that share a copy of the weights",
+            ["--expert-parallel 2"],
+        ),
+        (
+            "-t 8 -tp 2 --fsdp-size 2",
+            "--fsdp-size 2 with --plugin hybrid",
+            ["--plugin fsdp2", "--fsdp-size 0"],
+        ),
+        (
+            "-t 8 -tp 2 --plugin fsdp2 --fsdp-size 3",
+            "--fsdp-size 3: must divide the 4 data-parallel trainers (T / tp)",
+            ["--fsdp-size 2", "--fsdp-size 4"],
         ),
         (
             "--plugin fsdp2 -pp 2",
-            "--plugin fsdp2 with -pp 2: it shards weights, gradients and optimizer states over all trainers",
+            "--plugin fsdp2 with -pp 2: it shards weights, gradients and optimizer states over trainers, and has",
             ["-pp 1", "--plugin hybrid"],
         ),
         (

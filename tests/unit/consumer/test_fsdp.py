@@ -19,10 +19,11 @@ from coati_rl.config.optimizer import OptimizerConfig
 from consumer.backend import Backend
 from consumer.models.scalar_head import ScalarHead
 from consumer.models.weight_history import WeightHistory
-from consumer.parallel.fsdp import FullyShardedParallelism, ShardedRows
+from consumer.parallel.fsdp import FullyShardedParallelism
 from consumer.parallel.layout import Layout
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.parameters import ParameterInfo
+from consumer.parallel.sharded_rows import ShardedRows
 from consumer.parallel.single_process import SingleProcess
 from tests.backends import backend_config
 from tests.unit.consumer.conftest import make_micro_batch
@@ -150,7 +151,7 @@ def test_rows_are_shared_out_in_order_and_joined_to_what_they_were(
     info = ParameterInfo(name="weight", shape=(num_rows, 3), stage=0)
     module = torch.nn.Module()
     ranks = [
-        ShardedRows(module, [info], Layout(dp_rank=rank, dp_size=3, zero_stage=3, dp_group="all"), torch.float32)
+        ShardedRows(module, [info], Layout(dp_rank=rank, dp_size=3, fsdp_size=3, fsdp_group="all"), torch.float32)
         for rank in range(3)
     ]
     parts = [rows.state_part("weight", full) for rows in ranks]

@@ -68,6 +68,17 @@ def test_rows_are_shared_where_attention_is_computed_by_segments():
     assert "qwen3_moe see whole rows; use --context-parallel 1 or" in refusal("--context-parallel 2", Qwen3MoeConfig())
 
 
+def test_experts_are_shared_out_where_ranks_divide_them():
+    flags = "--plugin fsdp2 --expert-parallel"
+    assert check_flags(f"{flags} 8", MixtralConfig(**SIZES, num_local_experts=16)) is None
+    assert refusal(f"{flags} 8", Qwen3MoeConfig(**SIZES, num_experts=12)) == (
+        "--expert-parallel 8: must divide num_experts 12; use --expert-parallel 4 (--model models/mine)"
+    )
+    assert "architecture qwen3 has no experts; use --expert-parallel 1" in refusal(f"{flags} 2", Qwen3Config(**SIZES))
+    config = parse(["-m", "models/mine", "-t", "16", *flags.split(), "2"])[0]
+    assert check_layout(config, Qwen3Config(**SIZES), "--teacher models/dense") is None
+
+
 @pytest.mark.parametrize(
     ("change", "tp", "broken", "remedy"),
     [

@@ -170,6 +170,20 @@ def test_plugin__chooses_how_trainers_share_a_model_out(backend_of, config_with,
     assert coordinator_settings(config).batch.dp == 4
 
 
+@pytest.mark.parametrize(("size", "ranks"), [(0, 4), (2, 2)])
+def test_fsdp_size__lets_so_many_trainers_share_a_copy_of_the_weights(backend_of, config_with, size, ranks):
+    config = config_with(**FOUR_TRAINERS, plugin="fsdp2", fsdp_size=size)
+    assert backend_of(config).fsdp_size == size
+    assert (config.fsdp_ranks, coordinator_settings(config).batch.dp) == (ranks, 4)
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_expert_parallel_size__lets_so_many_trainers_share_experts_out(backend_of, config_with, ep):
+    config = config_with(**FOUR_TRAINERS, plugin="fsdp2", expert_parallel_size=ep)
+    assert backend_of(config).ep_size == ep
+    assert coordinator_settings(config).batch.dp == 4
+
+
 @pytest.mark.parametrize("is_on", [False, True])
 def test_gradient_checkpointing__reaches_the_training_engine(backend_of, config_with, is_on):
     assert backend_of(config_with(gradient_checkpointing=is_on)).gradient_checkpointing is is_on

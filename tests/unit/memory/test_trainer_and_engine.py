@@ -49,6 +49,17 @@ def test_states_in_bfloat16_have_masters_which_zero_shards():
 def test_fsdp2_shards_weights_moments_and_gradients():
     parts = trainer_parts(SHAPE, SIZE, TrainerLayout(precision="fp32", plugin="fsdp2", dp=4))
     assert parts["parameters"] == parts["gradients"] == WEIGHTS and parts["optimizer"] == 2 * WEIGHTS
+    copies = trainer_parts(SHAPE, SIZE, TrainerLayout(precision="fp32", plugin="fsdp2", dp=4, fsdp_copies=2))
+    assert copies == parts  # what they sum at a time is smaller than a gathered layer
+
+
+def test_experts_of_other_ranks_are_not_gathered():
+    experts = replace(SHAPE, expert_weights=SHAPE.layer_weights // 2)
+    one, two = (
+        trainer_parts(experts, SIZE, TrainerLayout(precision="fp32", plugin="fsdp2", dp=4, ep=ep)) for ep in (1, 2)
+    )
+    assert one["gathered"] - two["gathered"] in (3 * 4 * SHAPE.layer_weights // 4, 0)
+    assert one["parameters"] == two["parameters"]
 
 
 @pytest.mark.parametrize(

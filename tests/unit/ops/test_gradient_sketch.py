@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from coati_rl.ops.gradient_sketch import NUM_SUMS, place_of, summary_of
-from consumer.parallel.fsdp import rows_of_rank
 from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import LocalParameters, ParameterInfo, padded_rows
+from consumer.parallel.sharded_rows import RowGroup
 
 GROUP = object()  # stands for a process group, which places do not use
 
@@ -70,7 +70,7 @@ def test_the_parts_of_a_layout_add_up_to_the_whole_tensor(case):
 
 def test_the_rows_that_fsdp2_cuts_add_up_too():
     tensor = torch.randn(5, 4, generator=torch.Generator().manual_seed(2))
-    parts = [rows_of_rank(tensor, Layout(dp_rank=rank, dp_size=3, zero_stage=3)) for rank in range(3)]
+    parts = [RowGroup(rank, 3, None).own(tensor) for rank in range(3)]
     assert [len(part) for part in parts] == [2, 2, 1]
     found = sum(summary_of(part, "weight", place_of((5, 4), start=8 * rank)) for rank, part in enumerate(parts))
     assert torch.allclose(found, whole(tensor), rtol=1e-12)

@@ -60,6 +60,13 @@ def test_context_parallel_ranks_are_halved_like_others():
     )
 
 
+def test_trainers_that_share_a_copy_of_the_weights_are_no_more_than_there_are():
+    found = rehearsed("-t 16 -tp 2 --plugin fsdp2 --fsdp-size 4 -i 2 -ibs 32 -tbs 32 -tMbs 32")
+    parallel = found.config.parallel
+    assert (parallel.tensor_parallel_size, parallel.fsdp_size, parallel.num_trainers) == (2, 2, 4)
+    assert "--fsdp-size 4 is rehearsed as --fsdp-size 2; the real sizes were checked with it" in found.notes
+
+
 def test_a_layout_of_more_ranks_than_a_cpu_starts_in_time_is_said():
     found = rehearsed("-t 32 -tp 8 -pp 2 -i 4 -ptp 8 -ibs 32 -tbs 32 -tMbs 32")
     parallel = found.config.parallel

@@ -56,6 +56,7 @@ class LeaseTable:
         """
         self._plans = plans
         self._former_ids = dict(former_ids or {})
+        self._returned: dict[str, tuple[int, int]] = {}  # uid -> lease and sync of a prompt that is issued again
         self._seed = seed
         self._open: dict[int, OpenLease] = {}
         self._again: deque[Prompt] = deque()
@@ -71,7 +72,10 @@ class LeaseTable:
             self._num_open[prompt.purpose] += 1
         if prompt is None:
             return None
-        lease_id = self._former_ids.pop(prompt.uid, self._next_id)
+        lease_id, sync_before = self._returned.pop(prompt.uid, (self._next_id, sync_index))
+        if sync_before != sync_index:  # groups are trained in the order of leases, which is that of syncs
+            lease_id = self._next_id
+        lease_id = self._former_ids.pop(prompt.uid, lease_id)
         lease = self._lease(lease_id, prompt)
         self._open[lease.lease_id] = OpenLease(lease=lease, producer_id=producer_id, sync_index=sync_index)
         self._next_id += lease_id == self._next_id
@@ -96,7 +100,7 @@ class LeaseTable:
         return len(lost)
 
     def give_back(self, producer_id: int, *, but: Collection[int]) -> tuple[int, ...]:
-        """Take back the leases that a producer does not hold any more; each will be issued again under its own id.
+        """Take back the leases that a producer does not hold any more: before the next sync each keeps its id.
 
         Args:
             producer_id: of the producer.
@@ -105,9 +109,9 @@ class LeaseTable:
         """
         own = {lease_id for lease_id, entry in self._open.items() if entry.producer_id == producer_id}
         for lease_id in sorted(own.difference(but)):
-            prompt = self._open.pop(lease_id).lease.prompt
-            self._again.append(prompt)
-            self._former_ids[prompt.uid] = lease_id
+            entry = self._open.pop(lease_id)
+            self._again.append(entry.lease.prompt)
+            self._returned[entry.lease.prompt.uid] = (lease_id, entry.sync_index)
             self.producer_idle.change(producer_id, -1)
         return tuple(lease_id for lease_id in but if lease_id not in own)
 
@@ -119,11 +123,13 @@ class LeaseTable:
             if entry.lease.prompt.purpose == purpose
         ]
         again = [prompt for prompt in self._again if prompt.purpose == purpose]
-        return {"open": open_leases, "again": again, "former_ids": self._former_ids, "next_id": self._next_id}
+        ids = {"former_ids": self._former_ids, "returned": self._returned, "next_id": self._next_id}
+        return {"open": open_leases, "again": again, **ids}
 
     def restore(self, values: Mapping[str, Any], producers: Iterable[int]) -> None:
         """Restore the leases that another table has kept; `producers` are those that work."""
         self._next_id, self._former_ids = values["next_id"], values["former_ids"]
+        self._returned = values["returned"]
         self._again.extend(values["again"])
         self._num_open.update(prompt.purpose for prompt in self._again)
         for producer_id in producers:

@@ -43,7 +43,7 @@ class ReplacedCoordinators:
         self._asked = [0, 0]
         self._items = [[], []]
         self._todo = []  # reports of rank 0 and of commits, the oldest first
-        self._absent = set()
+        self._absent, self._reported = set(), set()
         self._coordinator = self._begin(None)
 
     @property
@@ -76,7 +76,8 @@ class ReplacedCoordinators:
         if dies and self.rng.random() < 0.5:
             self._kill()
         result = getattr(self._coordinator, method)(*args, **kwargs)
-        if method == "report_step":
+        if method == "report_step" and args[0] not in self._reported:
+            self._reported.add(args[0])
             self._num_since_step = 0
         if dies:
             self._kill()

@@ -1,7 +1,6 @@
 """Test that a coordinator that is killed at any call is replaced by one that loses nothing and trains nothing twice."""
 
 import json
-from pathlib import Path
 
 import pytest
 

@@ -90,6 +90,7 @@ class ActorGroup:
 
             check_node_gpus(prepared.check_gpus, self._placement.nodes)
         self.coordinator_handle = self._make_coordinator()
+        self._is_coordinator_lost = False
         self.coordinator = RemoteCoordinator(self.coordinator_handle, replace=self._replace_coordinator)
         self._trainer_starts: list[Any] = []  # references
         self.trainers: dict[int, ManagedActor] = {}
@@ -205,9 +206,10 @@ class ActorGroup:
 
     def _replace_coordinator(self, error: PeerLostError) -> Any:
         """Start another coordinator, which goes on from the ledger. Raises: `error` where there is no ledger."""
-        if not isinstance(self._config, Config) or not self._config.run.ledger:
+        if not isinstance(self._config, Config) or not self._config.run.ledger or self._is_coordinator_lost:
             raise error
-        logger.warning("%s; another coordinator takes over", error)
+        self._is_coordinator_lost = True  # until another one has taken over
+        logger.info("%s; another coordinator takes over", error)
         ray.kill(self.coordinator_handle)  # it may be alive and stopped
         deadline = time.monotonic() + _NAME_TIMEOUT_S
         while True:
@@ -219,6 +221,7 @@ class ActorGroup:
                     raise error from None
                 time.sleep(_LOOK_S)
         remote.wait_for(self.coordinator_handle.status.remote(), who="the coordinator", timeout_s=_TAKEOVER_S)
+        self._is_coordinator_lost = False
         return self.coordinator_handle
 
     def _make_coordinator(self, *, takes_over: bool = False) -> Any:

@@ -76,6 +76,18 @@ def _death_message(error: RayActorError) -> str:
     return lines[-1] if lines and "creation task" in lines[0] else first_line(error)
 
 
+def _await_another(lost: Any, error: PeerLostError) -> Any:
+    """Return the coordinator that the driver has started in place of `lost`. Raises: `error` if it does not."""
+    deadline = time.monotonic() + TAKEOVER_S
+    while time.monotonic() < deadline:
+        with suppress(ValueError):  # raised by Ray while there is no such actor
+            another = ray.get_actor(COORDINATOR)
+            if another._actor_id != lost._actor_id:
+                return another
+        time.sleep(_LOOK_S)
+    raise error
+
+
 class RemoteCoordinator:
     """Call `coati_rl.coordinator.coordinator.Coordinator` in another process. Picklable.
 
@@ -89,36 +101,30 @@ class RemoteCoordinator:
 
     def _call(self, method: str, *args: Any, wait_s: float = 0.0, **kwargs: Any) -> Any:
         while True:
+            handle = self._handle
             try:
-                return self._call_once(method, *args, wait_s=wait_s, **kwargs)
+                return self._ask(handle, method, *args, wait_s=wait_s, **kwargs)
             except PeerLostError as error:
-                self._reconnect(error)
-
-    def _call_once(self, method: str, *args: Any, wait_s: float = 0.0, **kwargs: Any) -> Any:
-        reference = getattr(self._handle, method).remote(*args, **kwargs)
-        return wait_for(reference, who="the coordinator", timeout_s=wait_s + ANSWER_S)
+                self._reconnect(handle, error)
 
     def _call_of_producer(self, method: str, *args: Any, wait_s: float = 0.0, **kwargs: Any) -> Any:
         """Make a call of a producer. Raises: CoordinatorReplacedError."""
+        handle = self._handle
         try:
-            return self._call_once(method, *args, wait_s=wait_s, **kwargs)
+            return self._ask(handle, method, *args, wait_s=wait_s, **kwargs)
         except PeerLostError as error:
-            self._reconnect(error)
+            self._reconnect(handle, error)
             raise CoordinatorReplacedError(f"another coordinator has taken over: {error}") from error
 
-    def _reconnect(self, error: PeerLostError) -> None:
-        self._handle = self._await_another(error) if self._replace is None else self._replace(error)
+    @staticmethod
+    def _ask(handle: Any, method: str, *args: Any, wait_s: float, **kwargs: Any) -> Any:
+        reference = getattr(handle, method).remote(*args, **kwargs)
+        return wait_for(reference, who="the coordinator", timeout_s=wait_s + ANSWER_S)
 
-    def _await_another(self, error: PeerLostError) -> Any:
-        """Return the coordinator that the driver has started in place of this one. Raises: `error` if it does not."""
-        deadline = time.monotonic() + TAKEOVER_S
-        while time.monotonic() < deadline:
-            with suppress(ValueError):  # raised by Ray while there is no such actor
-                another = ray.get_actor(COORDINATOR)
-                if another._actor_id != self._handle._actor_id:
-                    return another
-            time.sleep(_LOOK_S)
-        raise error
+    def _reconnect(self, lost: Any, error: PeerLostError) -> None:
+        """Find the coordinator that takes over from `lost`; another thread may have found it. Raises: `error`."""
+        if self._handle is lost:
+            self._handle = _await_another(lost, error) if self._replace is None else self._replace(error)
 
     def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool) -> LeaseReply:
         """See ProducerCoordinator."""
@@ -191,8 +197,7 @@ class RemoteCoordinator:
 
     def flush(self, *, timeout_s: float) -> None:
         """See Coordinator."""
-        reference: Any = self._handle.flush.remote(timeout_s=timeout_s)
-        wait_for(reference, who="the coordinator", timeout_s=timeout_s + _FLUSH_GRACE_S)
+        self._call("flush", timeout_s=timeout_s, wait_s=timeout_s + _FLUSH_GRACE_S - ANSWER_S)
 
     def status(self) -> RunStatus:
         """See Coordinator."""

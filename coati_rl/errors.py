@@ -20,6 +20,10 @@ class EngineError(RunError):
     """Report that a generation or training engine refused or failed an operation."""
 
 
+class CoordinatorReplacedError(CoatiError):
+    """Report to a producer that another coordinator has taken over: it says what it holds, and calls again."""
+
+
 class RolloutError(CoatiError):
     """A prompt cannot be rolled out. It is recorded and counted, and the run goes on."""
 

@@ -146,6 +146,12 @@ class ProducerCoordinator(Protocol):
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
         """Report that a prompt could not be rolled out."""
 
+    def rejoin(self, producer_id: int, held: Sequence[int]) -> tuple[int, ...]:
+        """Say which leases the producer holds, after a CoordinatorReplacedError of another call.
+
+        Returns: those of them that are void.
+        """
+
 
 class SyncReports(Protocol):
     """Declare the reports of a weight sync; see `coati_rl.coordinator.coordinator.Coordinator`."""

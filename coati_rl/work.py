@@ -7,7 +7,7 @@ or a checkpoint is written.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from coati_rl.samples import RaggedBatch
 from coati_rl.types import CommitResult, Lease
@@ -101,6 +101,8 @@ class Wait:
 class WorkList:
     """Keep the items of work by number, each with an entry per dp rank, until every trainer rank has it."""
 
+    KEPT: ClassVar = ("_asked",)
+
     def __init__(self, *, num_ranks: int, trainers_per_dp_rank: int) -> None:
         self._items: dict[int, Sequence[Work]] = {}
         self._asked = dict.fromkeys(range(num_ranks), 0)  # rank -> the last item it asked for
@@ -113,6 +115,11 @@ class WorkList:
         self._items = {number: item for number, item in self._items.items() if number >= oldest}
         item = self._items.get(index)
         return None if item is None else item[rank // self._trainers_per_dp_rank]
+
+    @property
+    def indices(self) -> Sequence[int]:
+        """Return the numbers of the items that some rank may ask for."""
+        return [*self._items]
 
     def add(self, index: int, item: Sequence[Work]) -> None:
         """Add an item, with an entry for each dp rank."""

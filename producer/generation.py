@@ -48,6 +48,8 @@ class LeaseGenerate:
         call_soon: from any thread, has the event loop call a function.
         min_policy_version: of the weights that sample the first token of a request.
         timeline: of the producer.
+        again: times that leases of this producer have become void: one that is issued again under the same id has
+            requests of other names, as the engine may still be ending the first ones.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class LeaseGenerate:
         call_soon: Callable[[Callable[[], object]], object],
         min_policy_version: int,
         timeline: Timeline,
+        again: int = 0,
     ) -> None:
         self._lease = lease
+        self._name = f"lease-{lease.lease_id}" + (f".{again}" if again else "")
         self._engine = engine
         self._call_soon = call_soon
         self._min_policy_version = min_policy_version
@@ -141,7 +145,7 @@ class LeaseGenerate:
         number = f"/{self._num_requests}" if self._num_requests else ""
         sampling = with_step_sampling(self._sampling(num_samples, episode), changes)
         request = GenerationRequest(
-            request_id=f"lease-{lease.lease_id}{number}",
+            request_id=f"{self._name}{number}",
             token_ids=tuple(token_ids),
             num_samples=num_samples,
             # Whatever an environment or an agent asks for: it may change its mind from turn to turn.
@@ -169,4 +173,4 @@ class LeaseGenerate:
         return replace(sampling, seed=int.from_bytes(digest, "big"))
 
     def _episode_id(self, episode: int) -> str:
-        return f"lease-{self._lease.lease_id}-{episode}"
+        return f"{self._name}-{episode}"

@@ -66,6 +66,7 @@ class GroupRunner:
         self._group_size = group_size
         self._timeline = timeline
         self._loop = QueueEventLoop()
+        self._num_drops = 0
         self._changed = asyncio.Event()  # a group is done, or a wake-up
         self._running: dict[asyncio.Task[RolledOut], Lease] = {}
         self._cuts: dict[int, asyncio.Event] = {}  # of running groups, by lease id
@@ -99,6 +100,9 @@ class GroupRunner:
         self._loop.run_until_complete(self._wait(timeout_s))
         finished: list[RolledOut] = []
         while self._done:
+            if self._done[0].cancelled():  # it was dropped
+                del self._running[self._done.popleft()]
+                continue
             try:
                 result = self._done[0].result()
             except RunError:
@@ -110,6 +114,18 @@ class GroupRunner:
         if not finished:
             self._engine.check_alive()  # with nothing in flight, nobody else would tell
         return finished
+
+    @property
+    def lease_ids(self) -> list[int]:
+        """Return the leases whose groups are not done, or not taken yet."""
+        return [lease.lease_id for lease in self._running.values()]
+
+    def drop(self, lease_ids: Collection[int]) -> None:
+        """End the groups of these leases, and what the engine generates for them; they are not handed out."""
+        self._num_drops += bool(lease_ids)
+        for task, lease in self._running.items():
+            if lease.lease_id in lease_ids:
+                task.cancel()
 
     def cut(self, lease_ids: Collection[int]) -> None:
         """Have the open episodes of these leases end."""
@@ -154,6 +170,7 @@ class GroupRunner:
             call_soon=self._call_soon,
             min_policy_version=min_policy_version,
             timeline=self._timeline,
+            again=self._num_drops,
         )
         self._cuts[lease.lease_id] = generate.cut
         try:

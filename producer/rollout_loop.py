@@ -17,6 +17,7 @@ from typing import Any
 
 from coati_rl.data.episodes import final_trajectories
 from coati_rl.data.packed_group import PackedGroup
+from coati_rl.errors import CoordinatorReplacedError
 from coati_rl.observability.phases import PHASES
 from coati_rl.observability.timeline import NO_TIMELINE, Span, Timeline
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
@@ -92,6 +93,7 @@ class RolloutLoop:
             timeline=timeline,
         )
         self._scoring: list[_Scoring] = []
+        self._failed: dict[int, str] = {}  # lease -> why it could not be rolled out
 
     def run(self) -> None:
         """Loop until the run is over. Raises: EngineError if the engine has ended."""
@@ -106,12 +108,25 @@ class RolloutLoop:
     def _turn(self) -> bool:
         """Run one iteration. Returns: True when the run is over."""
         self._on_turn()
-        if not self._take_prompts():
-            return True
-        for rolled_out in self._runner.take_finished(self._wait_s()):
-            self._start_scoring(rolled_out)
-        self._hand_in()
+        try:
+            if not self._take_prompts():
+                return True
+            for rolled_out in self._runner.take_finished(self._wait_s()):
+                self._start_scoring(rolled_out)
+            self._hand_in()
+        except CoordinatorReplacedError as replaced:
+            logger.warning("%s", replaced)
+            self._rejoin()
         return False
+
+    def _rejoin(self) -> None:
+        """Tell another coordinator what is held here, and drop what it does not know."""
+        scored = [item.lease.lease_id for item in self._scoring]
+        held = [*self._runner.lease_ids, *scored, *self._failed]
+        void = set(self._coordinator.rejoin(self._producer_id, held))
+        self._runner.drop(void)
+        self._scoring = [item for item in self._scoring if item.lease.lease_id not in void]
+        self._failed = {lease_id: cause for lease_id, cause in self._failed.items() if lease_id not in void}
 
     def _wait_s(self) -> float:
         if self._is_idle():
@@ -142,7 +157,7 @@ class RolloutLoop:
         lease, trajectories = rolled_out.lease, rolled_out.trajectories
         if rolled_out.error is not None:
             logger.warning("prompt %s failed: %s", lease.prompt.uid, rolled_out.error)
-            self._coordinator.fail(self._producer_id, lease.lease_id, rolled_out.error)
+            self._failed[lease.lease_id] = rolled_out.error
             return
         span = self._timeline.start("score", uid=lease.prompt.uid)
         given = rolled_out.scores
@@ -159,14 +174,18 @@ class RolloutLoop:
         self._scoring.append(scoring)
 
     def _hand_in(self) -> None:
-        """Send every scored group to the coordinator."""
+        """Send every scored group to the coordinator, and why others could not be rolled out."""
         done: list[_Scoring] = []
         waiting: list[_Scoring] = []
         for item in self._scoring:
             (done if item.scores.done() else waiting).append(item)
-        self._scoring = waiting
         if done:
             self._coordinator.put(self._producer_id, [PackedGroup.pack(self._group(item)) for item in done])
+        self._scoring = waiting
+        while self._failed:
+            lease_id, cause = next(iter(self._failed.items()))
+            self._coordinator.fail(self._producer_id, lease_id, cause)
+            del self._failed[lease_id]
 
     def _group(self, item: _Scoring) -> RolloutGroup:
         item.span.end()

@@ -7,11 +7,12 @@ taken. Segments before a START are void, those before a complete checkpoint's ar
 import mmap
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from coati_rl.checkpoint.ledger_frames import LedgerError, Record, encode_frame, read_frames
+from coati_rl.checkpoint.ledger_frames import LedgerError, Record, encode_frame, intact_bytes, read_frames
 
 LEDGER = "ledger"  # in the run directory
 START, CHECKPOINT = "start", "checkpoint"
@@ -70,9 +71,14 @@ def begin_segment(segment: Segment, records: Sequence[bytes]) -> int:
     return len(frame)
 
 
-def append(path: Path, frame: bytes, *, size: int) -> None:
+def append(path: Path, frame: bytes, *, size: int, on_written: Callable[[], None] = lambda: None) -> None:
     """Append a frame to a file of `size` bytes, durably; a failed write is taken back as far as the disk lets it.
 
+    Args:
+        path: of the file.
+        frame: to append.
+        size: of the file.
+        on_written: called when the system has the frame, so that this process's own end cannot take it away.
     Raises: OSError if it cannot be written.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if size == 0 else 0), 0o644)
@@ -82,12 +88,28 @@ def append(path: Path, frame: bytes, *, size: int) -> None:
         try:
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
+            on_written()
             os.fsync(descriptor)
         except OSError:
             os.ftruncate(descriptor, size)
             raise
     finally:
         os.close(descriptor)
+
+
+def first_record(segment: Segment) -> Record | None:
+    """Return what a segment begins with; None if it is empty. Raises: LedgerError."""
+    return next(_read(segment, is_last=True), None)
+
+
+def cut_torn_frame(directory: Path) -> None:
+    """Cut off the frame that a kill left unfinished, so that another segment can follow. Raises: as `read_ledger`."""
+    if not (segments := segments_in(directory)):
+        return
+    last = segments[-1]
+    with _named(last):
+        end = intact_bytes(last.path.read_bytes(), segment=last.number)
+        os.truncate(last.path, end)
 
 
 def delete_segments(directory: Path, *, before: int) -> None:
@@ -105,18 +127,25 @@ def delete_ledger(directory: Path) -> None:
 
 def _since_start(segments: Sequence[Segment]) -> Sequence[Segment]:
     for place in reversed(range(len(segments))):
-        first = next(_read(segments[place], is_last=place == len(segments) - 1), None)
+        first = first_record(segments[place])
         if first is not None and first.kind == START:
             return segments[place:]
     return segments
 
 
 def _read(segment: Segment, *, is_last: bool) -> Iterator[Record]:
-    try:
+    with _named(segment):
         with segment.path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 return
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         yield from read_frames(data, segment=segment.number, may_be_torn=is_last)
+
+
+@contextmanager
+def _named(segment: Segment) -> Iterator[None]:
+    """Name the file in errors."""
+    try:
+        yield
     except (OSError, LedgerError) as error:
         raise LedgerError(f"{segment.path}: {error}") from error

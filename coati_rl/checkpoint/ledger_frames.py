@@ -63,7 +63,18 @@ def read_frames(data: bytes | memoryview, *, segment: int, may_be_torn: bool) ->
         may_be_torn: True for the last segment, whose last frame is left out if it is damaged.
     Raises: LedgerError for a damaged frame that is not the last one.
     """
-    data, start, number = memoryview(data), 0, 0
+    for _, payload in _payloads(memoryview(data), segment=segment, may_be_torn=may_be_torn):
+        yield from _records(zlib.decompress(payload))
+
+
+def intact_bytes(data: bytes | memoryview, *, segment: int) -> int:
+    """Return the length of the intact frames of the last segment. Raises: as `read_frames`."""
+    return max((end for end, _ in _payloads(memoryview(data), segment=segment, may_be_torn=True)), default=0)
+
+
+def _payloads(data: memoryview, *, segment: int, may_be_torn: bool) -> Iterator[tuple[int, memoryview]]:
+    """Yield the end of each frame, and its payload."""
+    start, number = 0, 0
     while start < len(data):
         payload = _payload_at(data, start, segment=segment, number=number)
         if payload is None:
@@ -72,8 +83,8 @@ def read_frames(data: bytes | memoryview, *, segment: int, may_be_torn: bool) ->
             raise LedgerError(
                 f"frame {number}, at byte {start} of {len(data)}, is damaged, and not by the end of a run"
             )
-        yield from _records(zlib.decompress(payload))
         start, number = start + HEADER_BYTES + len(payload), number + 1
+        yield start, payload
 
 
 def _payload_at(data: memoryview, start: int, *, segment: int, number: int) -> memoryview | None:

@@ -5,7 +5,8 @@ the bound on staleness allows. Groups that steps after the checkpoint trained ar
 them again, from the same tokens. All other prompts are sampled again.
 """
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from coati_rl.data.packed_group import as_packed
 from coati_rl.types import Prompt, RolloutGroup
 
 LEASED, FINISHED, FAILED = "leased", "finished", "failed"
+# Of a coordinator that takes over, and not of a resumption: its beginning, a state, a group that a state names.
+TAKEN_OVER, STATE, NAMED = "taken over", "state", "named"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,8 +113,19 @@ def base_record(kind: str, position: Position, *, sync_index: int, open_leases: 
     return Record(kind=kind, fields=fields)
 
 
+def state_record(values: Any, groups: Collection[str]) -> Record:
+    """Return the record of the coordinator's state, JSON, with the uids of the groups that it names."""
+    body = json.dumps(values, separators=(",", ":")).encode()
+    return Record(kind=STATE, fields={"groups": [*groups]}, body=body)
+
+
 def finished_record(
-    group: RolloutGroup, sync_index: int, sync_index_of: Mapping[int, int], identities: Mapping[int, str]
+    group: RolloutGroup,
+    sync_index: int,
+    sync_index_of: Mapping[int, int],
+    identities: Mapping[int, str],
+    *,
+    kind: str = FINISHED,
 ) -> Callable[[], bytes]:
     """Return what encodes the record of a finished group, leased after a sync."""
     versions = sorted({version for version, _ in as_packed(group).policy_versions})
@@ -121,7 +135,7 @@ def finished_record(
         "sync": sync_index,
         "versions": [[each, sync_index_of.get(each), identities.get(each)] for each in versions],
     }
-    return lambda: Record(kind=FINISHED, fields=fields, body=group_to_bytes(group)).to_bytes()
+    return lambda: Record(kind=kind, fields=fields, body=group_to_bytes(group)).to_bytes()
 
 
 class _Since:

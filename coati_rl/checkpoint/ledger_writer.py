@@ -1,16 +1,27 @@
 """Append records to a ledger in a thread of its own, and make them durable in batches.
 
 Consumes: records, and the orders to begin a segment or to delete earlier ones. Waits for: the batch, at most half a
-second, less if somebody waits for a record. Is unblocked by: `append`, `wait_durable`. Produces: frames, each durable
-before the next one is begun. A caller waits for the disk in `wait_durable` and `flush` alone.
+second, less if somebody waits for a record. Is unblocked by: `append`, `wait_written`, `wait_durable`. Produces:
+frames, each durable before the next one is begun. A frame is written before it is durable: then it outlives this
+process, though not the machine. With `keep_state` each batch ends with the state that its records have led to.
 """
 
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from coati_rl.checkpoint.ledger_files import append, begin_segment, delete_segments, segment_of, segments_in
+from coati_rl.checkpoint.ledger_files import (
+    CHECKPOINT,
+    append,
+    begin_segment,
+    cut_torn_frame,
+    delete_segments,
+    first_record,
+    segment_of,
+    segments_in,
+)
 from coati_rl.checkpoint.ledger_frames import encode_frame
 from coati_rl.disk import disk_errors
 from coati_rl.errors import RunError
@@ -29,14 +40,18 @@ class LedgerWriter:
 
     def __init__(self, directory: Path, *, max_bytes: int | None = None, batch_s: float = BATCH_S) -> None:
         """Take the directory, and the bytes past which groups are no longer written; None: without a limit."""
-        self._directory, self._max_bytes, self._batch_s = directory, max_bytes, batch_s
+        self.directory = directory
+        self._max_bytes, self._batch_s = max_bytes, batch_s
         self._changed = threading.Condition()
         self._orders: list[Callable[[], None]] = []
-        self._num_appended = self._num_durable = 0
+        self._num_appended = self._num_written = self._num_durable = 0
         self._is_urgent = self._is_queued = False
         self._writer = BackgroundWriter(self._wake)
+        self._state_lock: AbstractContextManager[object] = nullcontext()
+        self._describe: Callable[[], Encode] | None = None
         # Of the writer's thread.
-        self._segment = segment_of(directory, max((each.number for each in segments_in(directory)), default=0))
+        segments = segments_in(directory)
+        self._segment = segment_of(directory, max((each.number for each in segments), default=0))
         self._batch: list[bytes] = []
         self._batch_bytes = self._num_frames = 0
         self._size = 0  # of the segment
@@ -59,9 +74,37 @@ class LedgerWriter:
         """Return the number of the last record that is on the disk."""
         return self._num_durable
 
+    def keep_state(self, describe: Callable[[], Encode], lock: AbstractContextManager[object]) -> None:
+        """End each batch with a record of the state.
+
+        Args:
+            describe: returns what encodes it; called under `lock`.
+            lock: under which the state changes and records are appended, so that a batch's state is that of its last
+                record.
+        """
+        self._describe, self._state_lock = describe, lock
+
+    def take_over(self, encode: list[Encode]) -> None:
+        """Go on with what another writer, which has ended, has left: its segments stay, another one follows.
+
+        Args:
+            encode: the first records of that segment.
+        """
+        cut_torn_frame(self.directory)
+        for segment in segments_in(self.directory):
+            first = first_record(segment)
+            if first is not None and first.kind == CHECKPOINT:
+                self._begun_for[first.fields["step"]] = segment.number
+            self._size_before += segment.path.stat().st_size
+        self._order(lambda: self._begin_segment(encode))
+
     def append(self, encode: Encode, *, is_group: bool = False) -> int:
         """Add a record. Returns: its number."""
         return self._order(lambda: self._add(encode, is_group=is_group))
+
+    def note_change(self) -> int:
+        """Have the state written, without a record. Returns: a number as of a record."""
+        return self._order(lambda: None)
 
     def begin(self, encode: list[Encode], *, is_start: bool = False, step: int = 0) -> int:
         """Begin a segment with these records, of a run's start or of a checkpoint. Returns: the number of the last one.
@@ -77,20 +120,27 @@ class LedgerWriter:
         """Delete the segments before that of a checkpoint, which is complete."""
         self._order(lambda: self._drop_before(step))
 
+    def wait_written(self, number: int, *, timeout_s: float) -> None:
+        """Wait until a record outlives this process. Raises: RunError if it cannot be written, or is not in time."""
+        self._wait_for(lambda: self._num_written >= number, timeout_s)
+
     def wait_durable(self, number: int, *, timeout_s: float) -> None:
         """Wait until a record is on the disk. Raises: RunError if it cannot be written, or is not in time."""
-        with self._changed:
-            self._is_urgent = self._is_urgent or self._num_durable < number
-            self._changed.notify_all()
-            is_there = self._changed.wait_for(lambda: self._num_durable >= number or bool(self.problem), timeout_s)
-        if self.problem is not None:
-            raise RunError(self.problem)
-        if not is_there:
-            raise RunError(f"{self._directory}: a record is not written after {timeout_s:g} s; check that disk")
+        self._wait_for(lambda: self._num_durable >= number, timeout_s)
 
     def flush(self, *, timeout_s: float) -> None:
         """Wait for all records; see `wait_durable`."""
         self.wait_durable(self._num_appended, timeout_s=timeout_s)
+
+    def _wait_for(self, is_done: Callable[[], bool], timeout_s: float) -> None:
+        with self._changed:
+            self._is_urgent = self._is_urgent or not is_done()
+            self._changed.notify_all()
+            is_there = self._changed.wait_for(lambda: is_done() or bool(self.problem), timeout_s)
+        if self.problem is not None:
+            raise RunError(self.problem)
+        if not is_there:
+            raise RunError(f"{self.directory}: a record is not written after {timeout_s:g} s; check that disk")
 
     def _order(self, order: Callable[[], None]) -> int:
         with self._changed:
@@ -110,14 +160,24 @@ class LedgerWriter:
     def _write_batch(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._is_urgent, self._batch_s)
-            orders, self._orders = self._orders, []
-            number, self._is_urgent, self._is_queued = self._num_appended, False, False
+        with self._state_lock:
+            encode_state = None if self._describe is None else self._describe()
+            with self._changed:
+                orders, self._orders = self._orders, []
+                number, self._is_urgent, self._is_queued = self._num_appended, False, False
         with disk_errors(self._segment.path):
             for order in orders:
                 order()
-            self._write_frame()
+            if encode_state is not None:
+                self._batch.append(encode_state())
+            self._write_frame(lambda: self._written(number))
         with self._changed:
-            self._num_durable = number
+            self._num_written = self._num_durable = number
+            self._changed.notify_all()
+
+    def _written(self, number: int) -> None:
+        with self._changed:
+            self._num_written = number
             self._changed.notify_all()
 
     def _add(self, encode: Encode, *, is_group: bool) -> None:
@@ -127,7 +187,7 @@ class LedgerWriter:
                 self._is_full = True
                 logger.warning(
                     "%s has reached --ledger-max-gb: until the next checkpoint rollouts are not written to it",
-                    self._directory,
+                    self.directory,
                 )
             return
         record = encode()
@@ -136,31 +196,35 @@ class LedgerWriter:
         if self._batch_bytes >= _FRAME_BYTES:
             self._write_frame()
 
-    def _write_frame(self) -> None:
+    def _write_frame(self, on_written: Callable[[], None] = lambda: None) -> None:
         if not self._batch:
             return
         frame = encode_frame(self._batch, segment=self._segment.number, number=self._num_frames)
-        append(self._segment.path, frame, size=self._size)
+        append(self._segment.path, frame, size=self._size, on_written=on_written)
         self._size += len(frame)
         self._num_frames += 1
         self._batch, self._batch_bytes = [], 0
 
     def _begin(self, encode: list[Encode], *, is_start: bool, step: int) -> None:
-        self._write_frame()
-        segment = segment_of(self._directory, self._segment.number + 1)
-        size = begin_segment(segment, [each() for each in encode])
-        self._size_before = 0 if is_start else self._size_before + self._size
-        self._segment, self._size, self._num_frames = segment, size, 1
-        self._begun_for[step] = segment.number
+        self._begin_segment(encode)
+        self._begun_for[step] = self._segment.number
         if is_start:
-            delete_segments(self._directory, before=segment.number)
+            self._size_before = 0
+            delete_segments(self.directory, before=self._segment.number)
+
+    def _begin_segment(self, encode: list[Encode]) -> None:
+        self._write_frame()
+        segment = segment_of(self.directory, self._segment.number + 1)
+        size = begin_segment(segment, [each() for each in encode])
+        self._size_before += self._size
+        self._segment, self._size, self._num_frames = segment, size, 1
 
     def _drop_before(self, step: int) -> None:
         if (number := self._begun_for.get(step)) is None:
             return
         self._write_frame()
-        delete_segments(self._directory, before=number)
+        delete_segments(self.directory, before=number)
         self._begun_for = {at: begun for at, begun in self._begun_for.items() if begun >= number}
-        kept = [each for each in segments_in(self._directory) if each.number < self._segment.number]
+        kept = [each for each in segments_in(self.directory) if each.number < self._segment.number]
         self._size_before = sum(each.path.stat().st_size for each in kept)
         self._is_full = False

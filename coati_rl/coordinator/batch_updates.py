@@ -7,6 +7,7 @@ and where the user stops it, the batches trained so far get the rest of their up
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from coati_rl.coordinator.settings import CoordinatorSettings
 
@@ -23,6 +24,8 @@ class LaterUpdate:
 
 class BatchUpdates:
     """Number the optimizer steps of a run; called under the coordinator's lock."""
+
+    KEPT: ClassVar = ("_first_step", "_num_batches", "step")
 
     def __init__(self, settings: CoordinatorSettings, *, first_step: int) -> None:
         """Begin a rollout step, or go on in it with batches that no update was taken on, at `first_step`."""

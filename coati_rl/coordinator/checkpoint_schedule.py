@@ -5,9 +5,9 @@ sync, when the engines serve its weights, and waits for the prompts that were le
 sampled with the same weights in both runs.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from coati_rl.checkpoint.position import Position, data_state
 from coati_rl.checkpoint.untrained_rollouts import FinishedGroup, UntrainedRollouts
@@ -24,6 +24,8 @@ from coati_rl.work import SaveWork, Wait, Work
 
 class CheckpointSchedule:
     """Schedule the checkpoints of a run; called under the coordinator's lock, between two optimizer steps."""
+
+    KEPT: ClassVar = ("_last_saved", "being_written")
 
     def __init__(
         self,
@@ -72,26 +74,34 @@ class CheckpointSchedule:
         older = f"{count(num_older, 'prompt')} that older weights sample"
         return Wait(reason=f"waiting for {older}, before the checkpoint of step {self._flow.step}")
 
-    def take(self) -> Callable[[], list[Work]]:
-        """Begin the checkpoint of the current step. Returns: a function that builds its work, and needs no lock."""
+    def take(self) -> "SaveNote":
+        """Begin the checkpoint of the current step. Returns: what it holds of the data."""
         self._last_saved = self.being_written = step = self._flow.step
         counts, now = self._stats.counts, self._members.sync_index
         known: dict[str, Any] = {"last_evaluated": self._evaluation.last_finished, "time_s": self._stats.records.time_s}
         known |= counts.dropped()
-        position = replace(self._flow.position(), **known)
         finished = [FinishedGroup(group=each.group, sync_index=each.sync_index - now) for each in self._flow.finished]
+        versions = {version for each in finished for version, _ in as_packed(each.group).policy_versions}
         untrained = UntrainedRollouts(
-            finished=tuple(finished), dropped=tuple(counts.dropped_groups), samples_failed=counts.failed_in_untrained
+            finished=tuple(finished),
+            dropped=tuple(counts.dropped_groups),
+            samples_failed=counts.failed_in_untrained,
+            sync_index_of={version: -self._members.staleness(version) for version in versions},
+            identities={version: self._identities[version] for version in versions & self._identities.keys()},
         )
+        return SaveNote(step=step, position=replace(self._flow.position(), **known), untrained=untrained)
 
-        def make() -> list[Work]:
-            work = SaveWork(step=step, data_state=data_state(position, self._queue.order))
-            versions = {version for each in finished for version, _ in as_packed(each.group).policy_versions}
-            rollouts = replace(
-                untrained,
-                sync_index_of={version: -self._members.staleness(version) for version in versions},
-                identities={version: self._identities[version] for version in versions & self._identities.keys()},
-            ).to_bytes()
-            return [replace(work, rollouts=rollouts), *[work] * (self._settings.batch.dp - 1)]
+    def work(self, note: "SaveNote") -> list[Work]:
+        """Return the items of a checkpoint, one for each dp rank; needs no lock, and takes time."""
+        work = SaveWork(step=note.step, data_state=data_state(note.position, self._queue.order))
+        rollouts = note.untrained.to_bytes()
+        return [replace(work, rollouts=rollouts), *[work] * (self._settings.batch.dp - 1)]
 
-        return make
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveNote:
+    """Say what a checkpoint holds of the data."""
+
+    step: int  # optimizer steps taken
+    position: Position
+    untrained: UntrainedRollouts

@@ -9,12 +9,14 @@ those of trainers, under the lock. Batches are packed and files are written with
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from coati_rl.checkpoint.ledger_writer import LedgerWriter
+from coati_rl.checkpoint.position import Position
 from coati_rl.coordinator.evaluation import EvaluationRounds
 from coati_rl.coordinator.membership import UNSYNCED
 from coati_rl.coordinator.prompt_leasing import PromptLeasing
@@ -22,14 +24,17 @@ from coati_rl.coordinator.run_state import RunStart, RunState
 from coati_rl.coordinator.run_status import RunStatus, run_status
 from coati_rl.coordinator.scheduler import Assembly, Scheduler
 from coati_rl.coordinator.settings import CoordinatorSettings
+from coati_rl.coordinator.take_over import Decided, LeftState, describe, restore_state
 from coati_rl.coordinator.training_reports import TrainingReports
 from coati_rl.data.packed_group import PackedGroup
 from coati_rl.data.prompt_source import PromptSource
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
+from coati_rl.types import RolloutGroup
 from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work, WorkList
 
 _MAX_UNWRITTEN = 2  # records queued for the disk; with more of them, trainers wait
+_MAX_TAKEOVERS = 3  # without an optimizer step in between
 _FOR_THE_DISK_S = 20.0  # for which a trainer's report waits; a call to the coordinator may take 30 s
 
 
@@ -44,8 +49,9 @@ class Coordinator:
         recorder: RolloutRecorder,
         start: RunStart | None = None,
         ledger: LedgerWriter | None = None,
+        left: LeftState | None = None,
     ) -> None:
-        """Begin a run, or resume it from a checkpoint.
+        """Begin a run, resume it from a checkpoint, or take over from a coordinator that has ended.
 
         Args:
             settings: sizes, periods and limits.
@@ -54,27 +60,41 @@ class Coordinator:
             recorder: writer of rollouts.
             start: None: at the beginning, without a probe of weight syncs.
             ledger: writer of decisions and finished groups; None: they are not written.
+            left: state of the coordinator that has ended; `start` says no more than the probe then.
+        Raises: LedgerError if it cannot go on from there; RunError if this has happened too often.
         """
-        self._state = RunState(settings, source, evaluation, start or RunStart(), ledger)
+        start = start or RunStart()
+        self._state = RunState(settings, source, evaluation, start, ledger)
+        self._state.rollouts_end = recorder.end
         self._changed = self._state.changed
         self._leasing = PromptLeasing(self._state)
         self._reports = TrainingReports(self._state, self._leasing, recorder)
+        self._work = WorkList(num_ranks=settings.num_trainers, trainers_per_dp_rank=settings.trainers_per_dp_rank)
+        self._decided = Decided()
+        self._wait: Wait | None = None  # for the next item, if a trainer has requested it
         with self._changed:
             self._scheduler = Scheduler(self._state)
-        self._work = WorkList(num_ranks=settings.num_trainers, trainers_per_dp_rank=settings.trainers_per_dp_rank)
-        self._is_assembling = False  # one trainer's call builds the next item, the others wait
-        self._wait: Wait | None = None  # for the next item, if a trainer has requested it
+            if left is not None:
+                self._take_over(left, source, recorder)
+            else:
+                position = start.position or Position()
+                self._state.ledger.start(position, start.recovered, self._describe, self._changed)
 
     # --- producers -------------------------------------------------------------------------------------------------
 
     def add_producer(self, producer_id: int, *, version: int = UNSYNCED) -> None:
         """Add a producer with this policy version; it gets prompts once its weights are current."""
-        with self._changed:
+        with self._change():
             self._leasing.add(producer_id, version)
+
+    def rejoin(self, producer_id: int, held: Sequence[int]) -> tuple[int, ...]:
+        """See ProducerCoordinator."""
+        with self._changed:
+            return self._leasing.rejoin(producer_id, held)
 
     def remove_producer(self, producer_id: int, cause: str) -> None:
         """Remove a producer; its prompts are issued again."""
-        with self._changed:
+        with self._change():
             self._leasing.remove(producer_id, cause)
 
     def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool = False) -> LeaseReply:
@@ -107,35 +127,36 @@ class Coordinator:
         while True:
             with self._changed:
                 found = self._find(index, rank, deadline)
+                number = self._state.ledger.changed() if isinstance(found, Assembly) else 0
             if not isinstance(found, Assembly):
                 return found
-            self._assemble(index, found)
+            self._assemble(index, found, number)
 
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:
         """See StepReports; waits for the disk if more than _MAX_UNWRITTEN steps are not written."""
-        with self._changed:
+        with self._change():
             self._reports.step(step, metrics)
         self._state.writer.wait_for_room(max_unfinished=_MAX_UNWRITTEN, timeout_s=_FOR_THE_DISK_S)
 
     def report_saved(self, step: int, path: str) -> None:
         """See StepReports; a checkpoint is announced after the rollouts that it counts are written."""
         self._state.writer.flush(timeout_s=_FOR_THE_DISK_S)
-        with self._changed:
+        with self._change():
             self._reports.saved(step, path)
 
     def report_probe(self, policy_version: int, logprobs: np.ndarray, reference: np.ndarray | None = None) -> None:
         """See SyncReports."""
-        with self._changed:
+        with self._change():
             self._reports.probe(policy_version, logprobs, reference)
 
     def report_sync(self, report: SyncReport) -> None:
         """See SyncReports."""
-        with self._changed:
+        with self._change():
             self._reports.sync(report)
 
     def report_commit(self, report: CommitReport) -> None:
         """See SyncReports."""
-        with self._changed:
+        with self._change():
             self._reports.commit(report)
 
     # --- driver ----------------------------------------------------------------------------------------------------
@@ -146,7 +167,10 @@ class Coordinator:
         with self._changed:
             log.acknowledge(after)
             self._changed.wait_for(lambda: bool(log.unacknowledged()), timeout_s)
-            return log.unacknowledged()
+            events = log.unacknowledged()
+            number = self._state.ledger.changed() if events else 0
+        self._state.ledger.wait_written(number)  # so that their numbers stay, whoever takes over
+        return events
 
     def status(self) -> RunStatus:
         """Return what the run is doing and what it waits for."""
@@ -158,7 +182,7 @@ class Coordinator:
 
         Batches that were trained have the rest of their updates before.
         """
-        with self._changed:
+        with self._change():
             self._state.flow.is_stopped = True
             self._state.progressed()
 
@@ -177,27 +201,59 @@ class Coordinator:
         while (work := self._work.ask(index, rank)) is None:
             if problem := self._state.problem:
                 raise RunError(problem)
-            if not self._is_assembling:
+            if self._decided.assembled is None:  # one trainer's call makes the next item, the others wait
                 decided = self._scheduler.decide(index)
                 if isinstance(decided, Assembly):
-                    self._is_assembling, self._wait = True, None
+                    self._decided.notes[index] = decided.note
+                    self._decided.assembled, self._wait = index, None
                     return decided
                 self._wait = decided
             if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                 return self._wait or Wait(reason=f"item {index} is being built")
         return work
 
-    def _assemble(self, index: int, assembly: Assembly) -> None:
-        """Make an item without the lock, so that producers can deliver meanwhile, and publish it to all ranks."""
+    def _assemble(self, index: int, assembly: Assembly, number: int) -> None:
+        """Make an item without the lock, so that producers can deliver meanwhile, and publish it to all ranks.
+
+        Args:
+            index: of the item.
+            assembly: makes it.
+            number: what the ledger calls the decision.
+        """
         try:
             items = assembly.make()
+            self._state.ledger.wait_written(number)
         except BaseException as error:
             with self._changed:
-                self._is_assembling = False
+                self._decided.assembled = None
                 self._state.fail(str(error) or type(error).__name__)
             raise
         with self._changed:
             assembly.then()
             self._work.add(index, items)
-            self._is_assembling = False
+            self._decided.assembled = None
             self._state.progressed()
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """Change the state under the lock; the caller has its answer when the change outlives this process."""
+        with self._changed:
+            yield
+            number = self._state.ledger.changed()
+        self._state.ledger.wait_written(number)
+
+    def _describe(self) -> tuple[Any, dict[str, RolloutGroup]]:
+        return describe(self._state, self._scheduler, self._work, self._decided)
+
+    def _take_over(self, left: LeftState, source: PromptSource, recorder: RolloutRecorder) -> None:
+        """Go on where another coordinator has ended."""
+        state = self._state
+        self._decided = restore_state(left, state, self._scheduler, self._work, source.find)
+        state.num_takeovers += 1
+        if state.num_takeovers > _MAX_TAKEOVERS:
+            raise RunError(f"the coordinator has ended {state.num_takeovers} times without an optimizer step")
+        recorder.cut(state.rollouts_end)
+        for _, record in sorted(state.unwritten.items()):
+            self._reports.write_step(record)
+        state.event("coordinator_replaced", num_leased=state.leases.num_open("train"))
+        state.ledger.take_over(self._describe, self._changed)

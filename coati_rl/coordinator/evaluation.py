@@ -7,11 +7,12 @@ as N samples that are not correct, and so does a sample without a verdict.
 
 import json
 import math
+import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,6 +36,8 @@ _GREEDY = SamplingPlan(group_size=1, sampling=SamplingParams(temperature=0.0))
 
 class EvaluationRounds:
     """Keep at most one round at a time; called under the coordinator's lock, except `write` and `name_best`."""
+
+    KEPT: ClassVar = ("_step", "_last_started", "last_finished", "_num_bytes")
 
     def __init__(
         self,
@@ -65,6 +68,8 @@ class EvaluationRounds:
         self._step: int | None = None
         self._is_taken = False  # by the writer of its files
         self._last_started = self.last_finished = -1  # steps; -1: none
+        self._summary = directory / "summary.jsonl"
+        self._num_bytes = _size(self._summary)  # of it, with the last complete round
 
     @property
     def is_running(self) -> bool:
@@ -88,8 +93,7 @@ class EvaluationRounds:
 
         A round that was running when the checkpoint was written may have been completed since.
         """
-        path = self._directory / "summary.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        lines = self._summary.read_text(encoding="utf-8").splitlines() if self._summary.is_file() else []
         done = [number for line in lines if (number := step_of_record(line)) is not None and number <= step]
         self._last_started = self.last_finished = max([last_finished, *done])
 
@@ -136,7 +140,7 @@ class EvaluationRounds:
         with disk_errors(self._directory):
             self._directory.mkdir(parents=True, exist_ok=True)
             summaries = [self._summarise(task, step) for task in self._tasks]
-            with (self._directory / "summary.jsonl").open("a", encoding="utf-8") as file:
+            with self._summary.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(summary) + "\n" for summary in summaries)
         return summaries
 
@@ -151,6 +155,16 @@ class EvaluationRounds:
         """End a round after it was written."""
         self.last_finished = self._last_started
         self._step, self._is_taken = None, False
+        self._num_bytes = _size(self._summary)
+
+    def begin_again(self) -> None:
+        """Repeat the round that another coordinator has not ended. Raises: RunError if its line cannot be removed."""
+        if _size(self._summary) > self._num_bytes:
+            with disk_errors(self._summary):
+                os.truncate(self._summary, self._num_bytes)
+        self._pending.clear()
+        if self._step is not None:
+            self.start(self._step)
 
     @property
     def _num_due(self) -> int:
@@ -225,6 +239,10 @@ class EvaluationRounds:
             for name in names
         }
         return {"by_task": of_task}
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _environment_fields(group: RolloutGroup, sample: int) -> dict[str, Any]:

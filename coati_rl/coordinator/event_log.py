@@ -1,10 +1,12 @@
 """Keep numbered events until the driver acknowledges them by requesting later ones."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 
 class EventLog:
     """Hold events in the order in which they happened."""
+
+    KEPT: ClassVar = ("_events", "_num_acknowledged")
 
     def __init__(self) -> None:
         self._events: list[dict[str, Any]] = []

@@ -4,6 +4,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import ClassVar
 
 from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
@@ -23,6 +24,17 @@ _REMEDIES = (
 
 class GroupCounts:
     """Classify and count each received group; called under the coordinator's lock."""
+
+    KEPT: ClassVar = (
+        "_without_effect",
+        "_dropped",
+        "_num_dropped",
+        "_samples_failed",
+        "_failed_in_dropped",
+        "_num_steps_at_once",
+        "_causes",
+        "_examples",
+    )
 
     def __init__(self, settings: CoordinatorSettings, start: Position, untrained: UntrainedRollouts) -> None:
         self._settings = settings

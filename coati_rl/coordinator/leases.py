@@ -6,8 +6,9 @@ old one are refused. A producer generates or scores exactly as long as it holds 
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from coati_rl.observability.idle import ProducerIdleFraction
 from coati_rl.types import Lease, Prompt, Purpose, SamplingParams
@@ -55,6 +56,7 @@ class LeaseTable:
         """
         self._plans = plans
         self._former_ids = dict(former_ids or {})
+        self._returned: dict[str, tuple[int, int]] = {}  # uid -> lease and sync of a prompt that is issued again
         self._seed = seed
         self._open: dict[int, OpenLease] = {}
         self._again: deque[Prompt] = deque()
@@ -70,16 +72,11 @@ class LeaseTable:
             self._num_open[prompt.purpose] += 1
         if prompt is None:
             return None
-        plan = self._plans[prompt.purpose]
-        sampling = replace(plan.sampling_of(prompt.task), seed=self._request_seed(prompt.uid))
-        lease_id = self._former_ids.pop(prompt.uid, self._next_id)
-        lease = Lease(
-            lease_id=lease_id,
-            prompt=prompt,
-            group_size=plan.group_size,
-            sampling=sampling,
-            has_baseline=plan.has_baseline,
-        )
+        lease_id, sync_before = self._returned.pop(prompt.uid, (self._next_id, sync_index))
+        if sync_before != sync_index:  # groups are trained in the order of leases, which is that of syncs
+            lease_id = self._next_id
+        lease_id = self._former_ids.pop(prompt.uid, lease_id)
+        lease = self._lease(lease_id, prompt)
         self._open[lease.lease_id] = OpenLease(lease=lease, producer_id=producer_id, sync_index=sync_index)
         self._next_id += lease_id == self._next_id
         self.producer_idle.change(producer_id, 1)
@@ -101,6 +98,47 @@ class LeaseTable:
         lost = [lease_id for lease_id, entry in self._open.items() if entry.producer_id == producer_id]
         self._again.extend(self._open.pop(lease_id).lease.prompt for lease_id in lost)
         return len(lost)
+
+    def give_back(self, producer_id: int, *, but: Collection[int]) -> tuple[int, ...]:
+        """Take back the leases that a producer does not hold any more: before the next sync each keeps its id.
+
+        Args:
+            producer_id: of the producer.
+            but: ids of the leases that it holds.
+        Returns: those of them that are not its own.
+        """
+        own = {lease_id for lease_id, entry in self._open.items() if entry.producer_id == producer_id}
+        for lease_id in sorted(own.difference(but)):
+            entry = self._open.pop(lease_id)
+            self._again.append(entry.lease.prompt)
+            self._returned[entry.lease.prompt.uid] = (lease_id, entry.sync_index)
+            self.producer_idle.change(producer_id, -1)
+        return tuple(lease_id for lease_id in but if lease_id not in own)
+
+    def kept(self, purpose: Purpose) -> dict[str, Any]:
+        """Return the leases of a purpose, for `restore`."""
+        open_leases = [
+            (lease_id, entry.lease.prompt, entry.producer_id, entry.sync_index)
+            for lease_id, entry in self._open.items()
+            if entry.lease.prompt.purpose == purpose
+        ]
+        again = [prompt for prompt in self._again if prompt.purpose == purpose]
+        ids = {"former_ids": self._former_ids, "returned": self._returned, "next_id": self._next_id}
+        return {"open": open_leases, "again": again, **ids}
+
+    def restore(self, values: Mapping[str, Any], producers: Iterable[int]) -> None:
+        """Restore the leases that another table has kept; `producers` are those that work."""
+        self._next_id, self._former_ids = values["next_id"], values["former_ids"]
+        self._returned = values["returned"]
+        self._again.extend(values["again"])
+        self._num_open.update(prompt.purpose for prompt in self._again)
+        for producer_id in producers:
+            self.producer_idle.join(producer_id)
+        for lease_id, prompt, producer_id, sync_index in values["open"]:
+            lease = self._lease(lease_id, prompt)
+            self._open[lease_id] = OpenLease(lease=lease, producer_id=producer_id, sync_index=sync_index)
+            self._num_open[prompt.purpose] += 1
+            self.producer_idle.change(producer_id, 1)
 
     def num_open(self, purpose: Purpose) -> int:
         """Return the number of prompts of a purpose that are leased or wait to be issued again."""
@@ -143,6 +181,17 @@ class LeaseTable:
     def has_lost(self) -> bool:
         """Return True while a prompt waits to be issued again."""
         return bool(self._again)
+
+    def _lease(self, lease_id: int, prompt: Prompt) -> Lease:
+        plan = self._plans[prompt.purpose]
+        sampling = replace(plan.sampling_of(prompt.task), seed=self._request_seed(prompt.uid))
+        return Lease(
+            lease_id=lease_id,
+            prompt=prompt,
+            group_size=plan.group_size,
+            sampling=sampling,
+            has_baseline=plan.has_baseline,
+        )
 
     def _request_seed(self, uid: str) -> int:
         # 48 bits: sample i uses seed + i, which must not exceed an engine's limit of 63 bits.

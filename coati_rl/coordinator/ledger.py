@@ -4,7 +4,8 @@ Decisions about training prompts and groups, steps, weights and checkpoints; eva
 and are not noted. `ledger_resume` reads what a resumption uses, the rest says what the run did up to its last second.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from coati_rl.checkpoint.ledger_files import CHECKPOINT
@@ -13,10 +14,13 @@ from coati_rl.checkpoint.ledger_resume import (
     FAILED,
     FINISHED,
     LEASED,
+    NAMED,
+    TAKEN_OVER,
     RecoveredRollouts,
     base_record,
     finished_record,
     start_records,
+    state_record,
 )
 from coati_rl.checkpoint.ledger_writer import LedgerWriter
 from coati_rl.checkpoint.position import Position
@@ -25,6 +29,8 @@ from coati_rl.coordinator.membership import Membership
 from coati_rl.types import Lease, RolloutGroup
 
 __all__ = ["FAILED", "FINISHED", "LEASED", "Ledger"]
+
+Describe = Callable[[], tuple[Any, Mapping[str, RolloutGroup]]]  # the state as JSON, and the groups that it names
 
 _TIMEOUT_S = 20.0  # for which a step waits for the disk
 
@@ -40,6 +46,7 @@ class Ledger:
         self._writer = writer
         self._members = members
         self._identities = identities
+        self._describe: Describe | None = None
         self._not_durable: dict[str, int] = {}  # uid of a finished group -> its record
 
     @property
@@ -47,10 +54,54 @@ class Ledger:
         """Return why it can no longer be written; None while it can."""
         return None if self._writer is None else self._writer.problem
 
-    def start(self, position: Position, recovered: RecoveredRollouts | None) -> None:
-        """Begin the ledger of a run, or of its resumption, which replaces what was there."""
+    def start(
+        self,
+        position: Position,
+        recovered: RecoveredRollouts | None,
+        describe: Describe,
+        lock: AbstractContextManager[Any],
+    ) -> None:
+        """Begin the ledger of a run, or of its resumption, which replaces what was there.
+
+        Args:
+            position: at which the run begins.
+            recovered: of the ledger before.
+            describe: returns the coordinator's state, and the groups that it names.
+            lock: under which the state changes.
+        """
         if self._writer is not None:
-            self._writer.begin(start_records(position, recovered), is_start=True, step=position.step)
+            records = [*start_records(position, recovered), *self._named_groups(describe)]
+            self._writer.begin(records, is_start=True, step=position.step)
+            self._keep_state(self._writer, describe, lock)
+
+    def take_over(self, describe: Describe, lock: AbstractContextManager[Any]) -> None:
+        """Go on with the ledger of a coordinator that has ended; see `start`."""
+        if self._writer is not None:
+            self._writer.take_over([Record(kind=TAKEN_OVER, fields={}).to_bytes])
+            self._keep_state(self._writer, describe, lock)
+
+    def _keep_state(self, writer: LedgerWriter, describe: Describe, lock: AbstractContextManager[Any]) -> None:
+        def encode_state() -> Callable[[], bytes]:
+            values, groups = describe()
+            return lambda: state_record(values, groups).to_bytes()
+
+        self._describe = describe
+        writer.keep_state(encode_state, lock)
+
+    def _named_groups(self, describe: Describe) -> list[Callable[[], bytes]]:
+        """Return the records of the groups that a coordinator that takes over needs."""
+        _, groups = describe()
+        known = (self._members.sync_index_of, self._identities)
+        return [finished_record(group, self._members.sync_index, *known, kind=NAMED) for group in groups.values()]
+
+    def changed(self) -> int:
+        """Note that the state has changed. Returns: what `wait_written` takes."""
+        return 0 if self._writer is None else self._writer.note_change()
+
+    def wait_written(self, number: int) -> None:
+        """Wait until a change outlives this process; without the lock. Raises: RunError if it cannot be written."""
+        if self._writer is not None:
+            self._writer.wait_written(number, timeout_s=_TIMEOUT_S)
 
     def leased(self, lease: Lease, producer_id: int, *, number: int | None) -> None:
         """Note that a prompt is leased; `number` in the draw order if it was drawn for it."""
@@ -97,7 +148,8 @@ class Ledger:
             base = base_record(
                 CHECKPOINT, position, sync_index=self._members.sync_index, open_leases=leases.open_ids("train")
             )
-            self._writer.begin([base.to_bytes], step=position.step)
+            groups = [] if self._describe is None else self._named_groups(self._describe)
+            self._writer.begin([base.to_bytes, *groups], step=position.step)
 
     def saved(self, step: int) -> None:
         """Note that a checkpoint is complete: what was before it is deleted."""

@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -47,6 +47,8 @@ class MismatchSettings:
 
 class LogprobMismatchMonitor:
     """Keep the expected log-probabilities, and compare measured ones with them."""
+
+    KEPT: ClassVar = ("problem", "is_corrected", "_expected", "_rounding", "_sampled", "_last_probe")
 
     def __init__(self, settings: MismatchSettings, sync: SyncConfig) -> None:
         self._precision = settings.precision

@@ -11,6 +11,7 @@ sync had just sent it.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 from coati_rl.text import name_producers
 
@@ -19,6 +20,8 @@ UNSYNCED = -1  # policy version of weights that a producer read from disk
 
 class Membership:
     """Keep the policy version of each producer; called under the coordinator's lock."""
+
+    KEPT: ClassVar = ("_versions", "_committing", "_lost", "_sync_index_of", "published_version", "sync_index")
 
     def __init__(self, *, start_version: int = 0, sync_index_of: Mapping[int, int] | None = None) -> None:
         """Begin at a policy version; `sync_index_of` holds those of earlier versions, 0 or negative."""

@@ -8,8 +8,9 @@ do not guarantee that, as short responses may finish before a long one; so a min
 are left, in this rollout step and the next ones, for every older prompt that is still leased.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.untrained_rollouts import FinishedGroup
@@ -19,9 +20,18 @@ from coati_rl.coordinator.prompt_queue import PromptQueue
 from coati_rl.coordinator.settings import CoordinatorSettings
 from coati_rl.data.batcher import StepBatcher
 from coati_rl.estimator import load_estimator
+from coati_rl.samples import RaggedBatch
 from coati_rl.text import count
 from coati_rl.types import Prompt, RolloutGroup
 from coati_rl.work import Wait
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPlan:
+    """Hold what decides the mini-batches of a step."""
+
+    learning_rate_progress: float
+    mini_batches: list[list[RolloutGroup]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +39,7 @@ class ChosenGroups:
     """Hold the groups of the next mini-batch, and the batcher that builds it."""
 
     step: int  # optimizer step, from 0
+    number: int  # of the mini-batch in the step, from 0
     batcher: StepBatcher  # of the step; used by the holder of the chosen groups alone
     groups: Sequence[RolloutGroup]
     of_step: Sequence[RolloutGroup]  # all of the step's so far
@@ -37,6 +48,8 @@ class ChosenGroups:
 
 class PromptFlow:
     """Track training prompts; called under the coordinator's lock."""
+
+    KEPT: ClassVar = ("_finished", "_in_step", "_awaits_leases", "_num_trained_unsynced", "is_stopped", "_plans")
 
     def __init__(
         self,
@@ -54,6 +67,7 @@ class PromptFlow:
         self._finished: list[FinishedGroup] = [*untrained]
         self._batcher: StepBatcher | None = None  # of the step that is being filled
         self._in_step: list[FinishedGroup] = []  # its groups
+        self._plans: dict[int, StepPlan] = {}  # of steps that a coordinator that takes over may have to build again
         # A resumed run has groups to train before its producers have started, but its free slots have to be leased
         # with the checkpoint's weights, which the first optimizer step replaces.
         self._awaits_leases = bool(untrained)
@@ -168,8 +182,29 @@ class PromptFlow:
         if is_last := len(of_step) >= self._settings.batch.prompts_per_step:
             self._batcher, self._in_step = None, []
             self.updates.add_batch()
-        groups = [finished.group for finished in chosen]
-        return ChosenGroups(step=step, batcher=batcher, groups=groups, of_step=of_step, is_last=is_last)
+        groups, plan = [finished.group for finished in chosen], self._plans[step]
+        plan.mini_batches.append(groups)
+        number = len(plan.mini_batches) - 1
+        return ChosenGroups(step=step, number=number, batcher=batcher, groups=groups, of_step=of_step, is_last=is_last)
+
+    def replay(self, step: int) -> tuple[StepBatcher, list[list[RaggedBatch]]]:
+        """Build a step, from 0, again. Returns: its batcher, and its mini-batches so far for each dp rank."""
+        plan = self._plans[step]
+        batcher = self._batcher_of(step, plan)
+        return batcher, [batcher.add(groups) for groups in plan.mini_batches]
+
+    def keep_plans(self, steps: Collection[int]) -> None:
+        """Drop the plans of all other steps but the one that is being filled."""
+        self._plans = {
+            step: plan
+            for step, plan in self._plans.items()
+            if step in steps or (self._batcher is not None and step == self.step)
+        }
+
+    def reopen_step(self) -> None:
+        """Go on with the step that another coordinator was filling."""
+        if self._in_step:
+            self._batcher, _ = self.replay(self.step)
 
     def wait_for_rollout_step(self) -> Wait:
         """Return what trainers wait for that are to get the groups of a whole rollout step."""
@@ -223,10 +258,12 @@ class PromptFlow:
         return settings.learning_rate_progress(step=self.step, num_done=num_done, num_prompts=self._queue.length)
 
     def _begin_step(self) -> StepBatcher:
-        progress = self.learning_rate_progress()
-        return StepBatcher(
-            self._settings.batch, step=self.step, learning_rate_progress=progress, estimator=self._estimator
-        )
+        self._plans[self.step] = plan = StepPlan(learning_rate_progress=self.learning_rate_progress())
+        return self._batcher_of(self.step, plan)
+
+    def _batcher_of(self, step: int, plan: StepPlan) -> StepBatcher:
+        progress = plan.learning_rate_progress
+        return StepBatcher(self._settings.batch, step=step, learning_rate_progress=progress, estimator=self._estimator)
 
     def _wait_for_rollouts(self) -> Wait:
         num_there = len(self._finished) + len(self._in_step)

@@ -3,7 +3,7 @@
 Consumes: finished groups. Produces: leases, or the reason why there is none. Nothing here waits; the coordinator does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from coati_rl.coordinator.leases import OpenLease
 from coati_rl.coordinator.run_state import RunState
@@ -21,17 +21,30 @@ class PromptLeasing:
 
     def add(self, producer_id: int, version: int) -> None:
         """Add a producer with this policy version; it gets prompts once its weights are current."""
+        if producer_id in self._state.members.ids:
+            return  # the driver adds it again that has lost the answer
         self._state.members.add(producer_id, version)
         self._state.leases.producer_idle.join(producer_id)
         self._state.event("producer_joined", producer=producer_id)
 
     def remove(self, producer_id: int, cause: str) -> None:
         """Remove a producer; its prompts are issued again."""
+        self._state.absent.discard(producer_id)
         if self._state.members.remove(producer_id):
             lost = self._state.leases.revoke(producer_id)
             self._state.ledger.lost(producer_id)
             self._state.event("producer_lost", producer=producer_id, cause=cause, prompts_reissued=lost)
             self._state.record_sync()
+
+    def rejoin(self, producer_id: int, held: Collection[int]) -> tuple[int, ...]:
+        """Take a producer's word for the leases that it holds, after a takeover: all others are issued again.
+
+        Returns: those that are void, as they were issued after what the ledger had.
+        """
+        void = self._state.leases.give_back(producer_id, but=held)
+        self._state.absent.discard(producer_id)
+        self._state.progressed()
+        return void
 
     def refusal(self, producer_id: int, *, is_drained: bool) -> str | None:
         """Return why a producer gets no prompt; None if it does.
@@ -43,6 +56,8 @@ class PromptLeasing:
         state, members = self._state, self._state.members
         if state.is_finished:
             return "the run is over"
+        if producer_id in state.absent:
+            return "it has not said yet what it holds, since another coordinator has taken over"
         held, published = members.version(producer_id), members.published_version
         if held < published:
             return f"it has not received version {published} yet"

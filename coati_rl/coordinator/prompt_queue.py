@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection
+from typing import ClassVar
 
 from coati_rl.data.draw_order import DrawOrder
 from coati_rl.data.prompt_source import PromptSource
@@ -10,6 +11,8 @@ from coati_rl.types import Prompt
 
 class PromptQueue:
     """Draw prompts of a source in order. Not thread-safe."""
+
+    KEPT: ClassVar = ("_waiting", "num_drawn")
 
     def __init__(self, source: PromptSource) -> None:
         self._source = source

@@ -7,7 +7,7 @@ producer, `CheckpointSchedule` when a checkpoint is due and what state of the da
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from coati_rl.checkpoint.ledger_resume import RecoveredRollouts
 from coati_rl.checkpoint.ledger_writer import LedgerWriter
@@ -43,6 +43,8 @@ class RunStart:
 
 class RunState:
     """Create the parts; all but the lock and the writer are used under the lock."""
+
+    KEPT: ClassVar = ("is_finished", "_failure", "unwritten", "rollouts_end", "num_takeovers")
 
     def __init__(
         self,
@@ -80,11 +82,15 @@ class RunState:
         )
         self.queue = queue
         self.ledger = Ledger(ledger, self.members, self.syncs.identities)
-        self.ledger.start(position, start.recovered)
         self._take_up(recovered)
         self.events = EventLog()
         self.writer = BackgroundWriter(self._wake)  # of rollouts and evaluations, without the lock
-        self.num_unwritten_steps = 0  # reported by trainers, but not yet sent to the driver
+        self.unwritten: dict[
+            int, dict[str, Any]
+        ] = {}  # step, from 1 -> its record, which is not yet sent to the driver
+        self.rollouts_end = ("", 0)  # file of rollouts, and its size, with the last step that was sent
+        self.num_takeovers = 0  # without an optimizer step since
+        self.absent: set[int] = set()  # producers that have not said yet what they hold, after a takeover
         self.is_finished = False
         self._failure: str | None = None
         self._since_progress = RunningClock()
@@ -120,7 +126,7 @@ class RunState:
 
     def send_finished_event(self) -> None:
         """Send the event "finished" once, after the last step's record, which may follow the trainers' end."""
-        is_complete = self.stats.records.is_complete and self.num_unwritten_steps == 0
+        is_complete = self.stats.records.is_complete and not self.unwritten
         if self.is_finished and is_complete and not self.flow.is_stopped:
             # Groups filtered since the last step; its record has those before.
             filtered = self.stats.counts.dropped()["groups_filtered"]

@@ -6,24 +6,46 @@ ranks, and changes the state as if the item existed already.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
-from coati_rl.coordinator.prompt_flow import ChosenGroups
+from coati_rl.coordinator.checkpoint_schedule import SaveNote
 from coati_rl.coordinator.run_state import RunState
 from coati_rl.coordinator.step_stats import StepDraft, StepSummary
+from coati_rl.data.batcher import ClosedStep
 from coati_rl.errors import RunError
+from coati_rl.samples import RaggedBatch
+from coati_rl.types import RolloutGroup
 from coati_rl.work import FinishWork, HandOverWork, RepeatWork, SyncWork, TrainWork, Wait, Work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Assembly:
-    """Hold the two functions that make an item after its decision."""
+class TrainNote:
+    """Say which mini-batch an item is; the step's plan has its groups."""
 
+    step: int  # optimizer step, from 0
+    number: int  # of the mini-batch in the step, from 0
+    is_corrected: bool
+    counts: dict[str, Any] | None  # of the step, with its last mini-batch
+    dropped: Sequence[RolloutGroup] = ()  # before the step
+
+
+Note = SyncWork | HandOverWork | RepeatWork | FinishWork | SaveNote | TrainNote
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assembly:
+    """Hold a decision, and the two functions that make its item."""
+
+    note: Note  # from which another coordinator makes the same item
     make: Callable[[], Sequence[Work]]  # one item per dp rank; needs no lock, takes time
     then: Callable[[], None] = lambda: None  # under the lock, before a trainer has the item
 
 
 class Scheduler:
     """Decide one item after another; called under the coordinator's lock."""
+
+    KEPT: ClassVar = ("_is_corrected",)
 
     def __init__(self, state: RunState) -> None:
         self._state = state
@@ -70,8 +92,20 @@ class Scheduler:
         is_last = turns.is_of_trainers and turns.is_trained(is_over=is_over)
         return self._same_for_all(turns.end_trainers()) if is_last else None
 
-    def _same_for_all(self, work: SyncWork | HandOverWork) -> Assembly:
-        return Assembly(make=lambda: [work] * self._dp)
+    def remake(self, note: Note) -> Assembly:
+        """Return the assembly of an item that another coordinator has decided."""
+        if isinstance(note, SaveNote):
+            return self._checkpoint(note)
+        if not isinstance(note, TrainNote):
+            return self._same_for_all(note)
+        batcher, mini_batches = self._state.flow.replay(note.step)
+        draft = None
+        if note.counts is not None:
+            draft = self._state.stats.redraft(note.step, note.counts, note.dropped)
+        return self._mini_batch(note, lambda: mini_batches[note.number], draft, batcher.close, written=0)
+
+    def _same_for_all(self, work: SyncWork | HandOverWork | RepeatWork | FinishWork) -> Assembly:
+        return Assembly(note=work, make=lambda: [work] * self._dp)
 
     def _later_update(self, *, is_over: bool) -> Assembly | None:
         """Train a batch again; all else that may be due comes after the last update of the rollout step's batches."""
@@ -86,7 +120,8 @@ class Scheduler:
             learning_rate_progress=progress,
             is_corrected=self._is_corrected,
         )
-        return Assembly(make=lambda: [work] * self._dp, then=lambda: state.stats.open_update(update))
+        state.stats.open_update(update)
+        return self._same_for_all(work)
 
     def _sync(self, index: int, *, is_over: bool) -> Assembly | Wait | None:
         """Send weights to producers that need them; return None if all have them and a due sync is complete."""
@@ -131,7 +166,10 @@ class Scheduler:
     def _save(self) -> Assembly:
         state = self._state
         state.ledger.checkpoint(state.flow.position(), state.leases)
-        return Assembly(make=state.checkpoint_schedule.take())
+        return self._checkpoint(state.checkpoint_schedule.take())
+
+    def _checkpoint(self, note: SaveNote) -> Assembly:
+        return Assembly(note=note, make=partial(self._state.checkpoint_schedule.work, note))
 
     def _train_or_end(self, is_over: bool) -> Assembly | Wait:
         state, members = self._state, self._state.members
@@ -146,28 +184,52 @@ class Scheduler:
         chosen = state.flow.choose_groups(members.sync_index)
         if isinstance(chosen, Wait):
             return Wait(reason=f"{members.missing}; {chosen.reason}") if members.missing else chosen
-        if not chosen.is_last:
-            return self._mini_batch(chosen)
-        return self._mini_batch(chosen, state.stats.draft(chosen.step, chosen.of_step, sync_s=state.syncs.seconds))
+        draft = None
+        if chosen.is_last:
+            draft = state.stats.draft(chosen.step, chosen.of_step, sync_s=state.syncs.seconds)
+        note = TrainNote(
+            step=chosen.step,
+            number=chosen.number,
+            is_corrected=self._is_corrected,
+            counts=None if draft is None else draft.counts,
+            dropped=() if draft is None else draft.dropped,
+        )
+        batcher, written = chosen.batcher, state.ledger.in_step(chosen.step, chosen.groups)
+        return self._mini_batch(note, partial(batcher.add, chosen.groups), draft, batcher.close, written=written)
 
-    def _mini_batch(self, chosen: ChosenGroups, draft: StepDraft | None = None) -> Assembly:
-        """Make the mini-batch of these groups, and with a step's last one its statistics."""
-        stats, staleness, is_corrected = self._state.stats, self._state.members.staleness, self._is_corrected
+    def _mini_batch(
+        self,
+        note: TrainNote,
+        build: Callable[[], Sequence[RaggedBatch]],
+        draft: StepDraft | None,
+        close: Callable[[], ClosedStep],
+        *,
+        written: int,
+    ) -> Assembly:
+        """Make a mini-batch, and with a step's last one its statistics.
+
+        Args:
+            note: what it is.
+            build: returns it for each dp rank.
+            draft: of the step, with its last one.
+            close: returns the step's content then.
+            written: record of the ledger that has to be on the disk before.
+        """
+        stats, staleness, ledger = self._state.stats, self._state.members.staleness, self._state.ledger
         summaries: list[StepSummary] = []
-        ledger, written = self._state.ledger, self._state.ledger.in_step(chosen.step, chosen.groups)
 
         def make() -> list[Work]:
-            batches = chosen.batcher.add(chosen.groups)
+            batches = build()
             ledger.wait_durable(written)
             if draft is not None:  # no sync completes meanwhile, as the next item is not decided yet
-                summaries.append(draft.summarise(chosen.batcher.close(), staleness=staleness))
-            return [TrainWork(batch=batch, is_corrected=is_corrected) for batch in batches]
+                summaries.append(draft.summarise(close(), staleness=staleness))
+            return [TrainWork(batch=batch, is_corrected=note.is_corrected) for batch in batches]
 
         def then() -> None:
             for summary in summaries:
                 stats.open(summary)
 
-        return Assembly(make=make, then=then)
+        return Assembly(note=note, make=make, then=then)
 
     def _finish(self) -> Assembly:
         state = self._state
@@ -175,8 +237,7 @@ class Scheduler:
             raise RunError(state.stats.counts.nothing_trained(state.flow.num_finished))
         state.is_finished = True
         state.send_finished_event()
-        work = FinishWork(step=state.flow.step)
-        return Assembly(make=lambda: [work] * self._dp)
+        return self._same_for_all(FinishWork(step=state.flow.step))
 
     def _evaluate_if_due(self, *, is_over: bool) -> None:
         state, step = self._state, self._state.flow.step

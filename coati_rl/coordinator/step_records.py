@@ -5,14 +5,16 @@ parallelism the last stage reports steps while the first one already requests la
 """
 
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 
 class StepRecords:
     """Keep records until they are complete. Steps count from 0, as in batches; those in records from 1."""
 
+    KEPT: ClassVar = ("_start", "_next_step", "_statistics", "_reported")
+
     def __init__(self, *, first_step: int, time_s: float) -> None:
-        self._start = time.monotonic() - time_s
+        self._start = time.monotonic() - time_s  # of this machine's clock
         self._next_step = first_step
         self._statistics: dict[int, dict[str, Any]] = {}  # of steps without a record yet
         self._reported: dict[int, dict[str, Any]] = {}  # complete ones that wait for an earlier step
@@ -35,6 +37,10 @@ class StepRecords:
     def open(self, step: int, statistics: dict[str, Any]) -> None:
         """Start the record of a step that is given to the trainers."""
         self._statistics[step] = statistics
+
+    def is_reported(self, step: int) -> bool:
+        """Return True if the metrics of a step, from 0, are there."""
+        return step < self._next_step or step in self._reported
 
     def report(self, step: int, metrics: dict[str, Any]) -> list[dict[str, Any]]:
         """Complete the record of a step. Returns: the records that are due now."""

@@ -74,7 +74,9 @@ class StepStats:
         self.records = StepRecords(first_step=start.step, time_s=start.time_s)
         self._rules = settings.batch.rules
         self._tasks = settings.tasks
-        self._closed: dict[int, ClosedStep] = {}  # of steps without a record yet, and the groups dropped before them
+        self._num_trained = settings.batch.prompts_per_step
+        # Of steps whose rollouts are not written yet, and the groups dropped before them.
+        self._closed: dict[int, ClosedStep] = {}
         self._has_later_updates = settings.updates_per_batch > 1
         self._of_batches: dict[int, dict[str, Any]] = {}  # first step of a batch with updates to come: its statistics
 
@@ -87,8 +89,7 @@ class StepStats:
             sync_s: duration of the last transfer of weights.
         """
         counts, dropped = self.counts.take(groups)
-        drafted: dict[str, Any] = {**counts, "sync_s": sync_s}
-        return StepDraft(step=step, counts=drafted, dropped=dropped, rules=self._rules, tasks=self._tasks)
+        return self.redraft(step, {**counts, "sync_s": sync_s}, dropped)
 
     def open(self, summary: StepSummary) -> None:
         """Begin the record of a step that is given to the trainers, the first one of its batch."""
@@ -105,10 +106,26 @@ class StepStats:
         of_batch = {name: first[name] for name in _OF_THE_BATCH}
         self.records.open(update.step, {**nothing, **of_batch, "update": update.number})
 
-    def report(self, step: int, metrics: dict[str, Any]) -> list[tuple[dict[str, Any], ClosedStep | None]]:
-        """Add the metrics of a finished step.
+    def closed(self, step: int) -> ClosedStep | None:
+        """Return the rollouts of a step, from 0, that are not written yet; None for a later update of a batch."""
+        return self._closed.get(step)
 
-        Returns: the records that are due now, each with its rollouts; None for a later update of a batch.
-        """
-        records = self.records.report(step, metrics)
-        return [(record, self._closed.pop(record["step"] - 1, None)) for record in records]
+    def written(self, step: int) -> None:
+        """Drop the rollouts of a step, from 0, which are written."""
+        self._closed.pop(step, None)
+
+    def redraft(self, step: int, counts: dict[str, Any], dropped: Sequence[RolloutGroup]) -> StepDraft:
+        """Return the draft of a step whose counts were taken."""
+        return StepDraft(step=step, counts=counts, dropped=dropped, rules=self._rules, tasks=self._tasks)
+
+    def kept(self) -> dict[str, Any]:
+        """Return what `restore` takes: of a closed step the groups that were dropped before it."""
+        dropped = {step: [*closed.groups[self._num_trained :]] for step, closed in self._closed.items()}
+        return {"dropped": dropped, "of_batches": self._of_batches}
+
+    def restore(self, values: dict[str, Any], replay: Callable[[int], ClosedStep]) -> None:
+        """Restore what another coordinator has kept; `replay` closes a step, from 0, again."""
+        self._of_batches = values["of_batches"]
+        for step, dropped in values["dropped"].items():
+            closed = replay(step)
+            self._closed[step] = replace(closed, groups=[*closed.groups, *dropped])

@@ -27,12 +27,15 @@ class TrainingReports:
     def step(self, step: int, metrics: dict[str, Any]) -> None:
         """Add the metrics of optimizer step `step` (from 0) to its record."""
         state = self._state
+        if state.stats.records.is_reported(step):
+            return  # a trainer reports it again that has lost the answer
+        state.num_takeovers = 0
         self._handle_mismatch(state.mismatch_monitor.sampled_problem(step + 1, metrics))
         metrics = {**metrics, "producer_idle_fraction": state.leases.producer_idle.take()}
         state.ledger.settled(step)
-        for record, closed in state.stats.report(step, metrics):
-            state.num_unwritten_steps += 1
-            state.writer.submit(partial(self._write_step, record, closed))
+        for record in state.stats.records.report(step, metrics):
+            state.unwritten[record["step"]] = record
+            self.write_step(record)
         state.progressed()
 
     def probe(self, policy_version: int, logprobs: np.ndarray, reference: np.ndarray | None) -> None:
@@ -41,7 +44,8 @@ class TrainingReports:
 
     def sync(self, report: SyncReport) -> None:
         """Record how the transfer of the last SyncWork ended."""
-        version = self._state.syncs.transferred(report)
+        if (version := self._state.syncs.transferred(report)) is None:
+            return
         for producer_id, cause in report.failed.items():
             self._leasing.remove(producer_id, f"weight sync to version {version} failed: {cause}")
         self._state.record_sync()
@@ -58,6 +62,8 @@ class TrainingReports:
 
     def saved(self, step: int, path: str) -> None:
         """Record that a checkpoint is complete."""
+        if self._state.checkpoint_schedule.being_written != step:
+            return  # a trainer reports it again that has lost the answer
         self._state.checkpoint_schedule.being_written = None
         self._state.ledger.saved(step)
         self._state.event("checkpoint", step=step, path=path)
@@ -69,13 +75,20 @@ class TrainingReports:
             with self._state.changed:
                 self._state.event("best", **best)
 
+    def write_step(self, record: dict[str, Any]) -> None:
+        """Write a step's rollouts and send its event, soon."""
+        closed = self._state.stats.closed(record["step"] - 1)
+        self._state.writer.submit(partial(self._write_step, record, closed))
+
     def _write_step(self, record: dict[str, Any], closed: ClosedStep | None) -> None:
         """Write a step's rollouts, then send its event: a step in metrics.jsonl is written. In the writer's thread."""
         if closed is not None:
             identities = self._state.syncs.identities
             self._recorder.write(record["step"], closed.groups, advantages=closed.advantages, identities=identities)
         with self._state.changed:
-            self._state.num_unwritten_steps -= 1
+            self._state.rollouts_end = self._recorder.end
+            self._state.stats.written(record["step"] - 1)
+            del self._state.unwritten[record["step"]]
             self._state.event("step", **record)
             self._state.send_finished_event()
 

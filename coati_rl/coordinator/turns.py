@@ -5,6 +5,8 @@ of them has weights; that of the trainers when they have nothing left to train. 
 that every engine, which gave its weights up, has staged new ones by then.
 """
 
+from typing import ClassVar
+
 from coati_rl.coordinator.evaluation import EvaluationRounds
 from coati_rl.coordinator.membership import Membership
 from coati_rl.coordinator.prompt_flow import PromptFlow
@@ -13,6 +15,8 @@ from coati_rl.work import HandOverWork, Side, Wait
 
 class Turns:
     """Hold whose turn it is; called under the coordinator's lock."""
+
+    KEPT: ClassVar = ("_of", "_is_for_weights")
 
     def __init__(self, members: Membership, flow: PromptFlow, evaluation: EvaluationRounds, *, are_taken: bool) -> None:
         """Begin with the producers' turn; where there are no turns (`are_taken` is False), both sides always work."""

@@ -5,7 +5,7 @@ their current responses. There is one sync at a time; its record is written once
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from coati_rl.coordinator.logprob_mismatch import LogprobMismatch, LogprobMismatchMonitor
 from coati_rl.coordinator.membership import Membership
@@ -17,6 +17,19 @@ from coati_rl.work import CommitReport, SyncReport, SyncWork, Wait
 
 class WeightSyncs:
     """Track the sync in progress; called under the coordinator's lock."""
+
+    KEPT: ClassVar = (
+        "identities",
+        "_transfer",
+        "_report",
+        "_last_index",
+        "_version",
+        "_commits",
+        "_gaps",
+        "_num_staged",
+        "_probed",
+        "seconds",
+    )
 
     def __init__(
         self,
@@ -43,6 +56,7 @@ class WeightSyncs:
         self._probe_interval = settings.sync.probe_interval
         self._transfer: SyncWork | None = None  # started, not yet reported
         self._report: SyncReport | None = None  # of the sync whose commits are awaited
+        self._last_index: int | None = None  # of the last transfer that was reported
         self._version = 0  # of that sync
         self._commits: dict[int, CommitReport] = {}
         self._gaps: list[LogprobMismatch] = []
@@ -65,11 +79,18 @@ class WeightSyncs:
         self._transfer = SyncWork(index=index, policy_version=version, members=members, probe=probe)
         return self._transfer
 
-    def transferred(self, report: SyncReport) -> int:
-        """Record the end of the transfer. Returns: its version. Raises: RunError if another one was in progress."""
+    def transferred(self, report: SyncReport) -> int | None:
+        """Record the end of the transfer.
+
+        Returns: its version; None if it is reported again, as a trainer does that has lost the answer.
+        Raises: RunError if another one was in progress.
+        """
+        if report.index == self._last_index:
+            return None
         if self._transfer is None or report.index != self._transfer.index:
             raise RunError(f"report of sync {report.index}, but {self._transfer} is in progress")
         version, self._transfer, self.seconds = self._transfer.policy_version, None, report.seconds
+        self._last_index = report.index
         self._num_staged += bool(report.staged)
         self._members.staged(report.staged, version)
         if report.staged and report.identity:

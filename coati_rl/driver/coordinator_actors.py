@@ -1,5 +1,6 @@
 """Make a run's coordinator: a Ray actor on the driver's node, or of a job on this machine in the driver itself."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from coati_rl.coordinator.reference_pass import FILE as REFERENCE_FILE
 from coati_rl.coordinator.reference_pass import ReferencePass
 from coati_rl.coordinator.run_state import RunStart
 from coati_rl.coordinator.settings import coordinator_settings
+from coati_rl.coordinator.take_over import read_left_state
 from coati_rl.data.dataset_source import DatasetSource
 from coati_rl.data.prompt_source import probe_tokens
 from coati_rl.disk import disk_errors
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 class CoordinatorActor(Coordinator):
     """Coordinate a run with producers."""
 
-    def __init__(self, prepared: Prepared, paths: RunPaths, context: ActorContext) -> None:
+    def __init__(self, prepared: Prepared, paths: RunPaths, context: ActorContext, *, takes_over: bool = False) -> None:
+        """Begin or resume a run; with `takes_over` go on where the run's coordinator, which is dead, has ended."""
         enter_actor(context)
         config, source = prepared.config, prepared.source
         if source is None:
@@ -46,18 +49,18 @@ class CoordinatorActor(Coordinator):
             best=best_checkpoint(config.run.keep_best, paths.checkpoints, paths.evaluation),
             correct_from=thresholds(config),
         )
+        start = RunStart(probe=probe_tokens(source.first(settings.max_probe_tokens), settings.max_probe_tokens))
+        left = read_left_state(paths.run_dir / LEDGER) if takes_over else None
+        if (resume := prepared.resume) is not None and left is None:
+            start = replace(start, position=resume.position, untrained=resume.untrained, recovered=resume.recovered)
         super().__init__(
             settings,
             source,
             evaluation,
             RolloutRecorder(paths.rollouts, config.run.rollout_detail, keep=config.run.keep_rollouts),
-            RunStart(
-                position=prepared.resume.position if prepared.resume else None,
-                untrained=prepared.resume.untrained if prepared.resume else None,
-                recovered=prepared.resume.recovered if prepared.resume else None,
-                probe=probe_tokens(source.first(settings.max_probe_tokens), settings.max_probe_tokens),
-            ),
+            start,
             _ledger(config, paths),
+            left,
         )
 
 

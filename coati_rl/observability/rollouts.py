@@ -5,6 +5,7 @@ loss (docs/rollouts.md).
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,7 @@ import numpy as np
 from coati_rl.data.group_rules import has_usable_baseline
 from coati_rl.disk import disk_errors
 from coati_rl.observability.records import conversation_fields, score_fields, shown_truth, without_conversations
-from coati_rl.observability.step_files import delete_before, step_file
+from coati_rl.observability.step_files import delete_before, step_file, steps_in
 from coati_rl.run_lengths import encode_runs
 from coati_rl.types import DEFAULT_TASK, RolloutDetail, RolloutGroup, Trajectory
 
@@ -32,6 +33,8 @@ class RolloutRecorder:
         """
         self._directory, self._keep = directory, keep
         self._is_full = detail == "full"
+        last = max(_files(directory), default=None)
+        self.end: tuple[str, int] = ("", 0) if last is None else (last.name, last.stat().st_size)
 
     def write(
         self,
@@ -58,7 +61,21 @@ class RolloutRecorder:
                 for group in groups:
                     numbers = range(len(group.trajectories))
                     file.writelines(self._line(step, group, number, advantages, identities) for number in numbers)
+            self.end = (path.name, path.stat().st_size)
             delete_before(self._directory, step, keep=self._keep)
+
+    def cut(self, end: tuple[str, int]) -> None:
+        """Remove what was written after `end`, which was this recorder's, or another one's in the same directory.
+
+        Raises: RunError if a file cannot be changed.
+        """
+        name, size = self.end = end
+        with disk_errors(self._directory):
+            for path in _files(self._directory):
+                if path.name > name:
+                    path.unlink()
+                elif path.name == name:
+                    os.truncate(path, size)
 
     def _line(
         self,
@@ -96,6 +113,10 @@ class RolloutRecorder:
         record |= _token_fields(trajectory, start)
         logprobs = _as_json(_spread(trajectory.logprobs, trajectory.loss_mask[start:], 0.0))
         return f'{json.dumps(record, ensure_ascii=False)[:-1]}, "rollout_logprobs": {logprobs}}}\n'
+
+
+def _files(directory: Path) -> list[Path]:
+    return [path for path in directory.glob("steps-*.jsonl") if steps_in(path) is not None]
 
 
 def _version_fields(versions: np.ndarray, identities: Mapping[int, str]) -> dict[str, Any]:

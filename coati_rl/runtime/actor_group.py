@@ -5,6 +5,7 @@ replacement gets a new number and its reservation.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -14,7 +15,9 @@ from typing import Any, cast
 
 import ray
 
+from coati_rl.config import Config
 from coati_rl.config.engine_urls import ServerShares
+from coati_rl.errors import PeerLostError
 from coati_rl.preflight.prepared import PreparedJob, unchecked
 from coati_rl.processes.actor_classes import START_TIMEOUT_S, ActorClasses
 from coati_rl.processes.actor_process import ActorContext, device_environment
@@ -32,6 +35,8 @@ from coati_rl.text import count
 
 logger = logging.getLogger(__name__)
 
+_NAME_TIMEOUT_S = 15.0  # for Ray to give the name of a dead coordinator to another one
+_TAKEOVER_S = 40.0  # for a coordinator to read the ledger
 _LOOK_S = 0.5  # between updates of what is waited for
 _REWARD_CALLS = 64  # groups that a reward model is asked for at the same time; further calls wait in Ray
 
@@ -85,7 +90,8 @@ class ActorGroup:
 
             check_node_gpus(prepared.check_gpus, self._placement.nodes)
         self.coordinator_handle = self._make_coordinator()
-        self.coordinator = RemoteCoordinator(self.coordinator_handle)
+        self._is_coordinator_lost = False
+        self.coordinator = RemoteCoordinator(self.coordinator_handle, replace=self._replace_coordinator)
         self._trainer_starts: list[Any] = []  # references
         self.trainers: dict[int, ManagedActor] = {}
         self.starting: dict[int, ManagedActor] = {}  # producers that load their engine
@@ -122,7 +128,9 @@ class ActorGroup:
         )
         self.trainers = {
             rank: ManagedActor(
-                name=f"trainer-{rank}", handle=handle, task=handle.run.remote(self.coordinator, self._namespace)
+                name=f"trainer-{rank}",
+                handle=handle,
+                task=handle.run.remote(RemoteCoordinator(self.coordinator_handle), self._namespace),
             )
             for rank, handle in enumerate(handles)
         }
@@ -167,7 +175,7 @@ class ActorGroup:
         """Start the work of a producer whose engine is loaded."""
         member = self.starting.pop(producer_id)
         self.coordinator.add_producer(producer_id)
-        task = member.handle.run.remote(self.coordinator)
+        task = member.handle.run.remote(RemoteCoordinator(self.coordinator_handle))
         self.producers[producer_id] = replace(member, task=task)
 
     def drop_producer(self, producer_id: int, cause: str) -> None:
@@ -196,7 +204,27 @@ class ActorGroup:
             ray.kill(handle)
         self.heartbeats.end_silent()
 
-    def _make_coordinator(self) -> Any:
+    def _replace_coordinator(self, error: PeerLostError) -> Any:
+        """Start another coordinator, which goes on from the ledger. Raises: `error` where there is no ledger."""
+        if not isinstance(self._config, Config) or not self._config.run.ledger or self._is_coordinator_lost:
+            raise error
+        self._is_coordinator_lost = True  # until another one has taken over
+        logger.info("%s; another coordinator takes over", error)
+        ray.kill(self.coordinator_handle)  # it may be alive and stopped
+        deadline = time.monotonic() + _NAME_TIMEOUT_S
+        while True:
+            try:
+                self.coordinator_handle = self._make_coordinator(takes_over=True)
+                break
+            except ValueError:  # raised by Ray while the dead one has the name
+                if time.monotonic() > deadline:
+                    raise error from None
+                time.sleep(_LOOK_S)
+        remote.wait_for(self.coordinator_handle.status.remote(), who="the coordinator", timeout_s=_TAKEOVER_S)
+        self._is_coordinator_lost = False
+        return self.coordinator_handle
+
+    def _make_coordinator(self, *, takes_over: bool = False) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -207,9 +235,10 @@ class ActorGroup:
             options["runtime_env"] = {"env_vars": actor_environment()}
         context = self._context("coordinator", None)
         actor: Any = ray.remote(self._classes.coordinator).options(
-            name="coordinator", namespace=self._namespace, **options
+            name=remote.COORDINATOR, namespace=self._namespace, **options
         )
-        return actor.remote(replace(self._prepared, check_gpus=unchecked), self._paths, context)
+        arguments = {"takes_over": True} if takes_over else {}  # a job on a dataset has none to take over from
+        return actor.remote(replace(self._prepared, check_gpus=unchecked), self._paths, context, **arguments)
 
     def _make_trainer(self, rank: int) -> Any:
         reservation = self._placement.trainers[rank]

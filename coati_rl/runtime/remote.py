@@ -4,6 +4,7 @@ The clients here have the interface of the local classes that they replace, so t
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from coati_rl.coordinator.run_status import RunStatus
 from coati_rl.data.packed_group import PackedGroup
-from coati_rl.errors import CoatiError, PeerLostError, RunError
+from coati_rl.errors import CoatiError, CoordinatorReplacedError, PeerLostError, RunError
 from coati_rl.text import first_line
 from coati_rl.types import CommitResult
 from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 30.0  # for an actor to answer, on top of what the call itself may take
+COORDINATOR = "coordinator"  # name of its actor
+TAKEOVER_S = 60.0  # for another coordinator to take over from one that has ended
+_LOOK_S = 0.25  # between looks for it
 _FLUSH_GRACE_S = 5.0  # for the coordinator to answer, when the disk is slow or the run is ending
 _SLICE_S = 2.0  # of a wait: time for which the process is stopped counts as this much at most
 STAGING_GRACE_S = 10.0  # for a producer whose transfer has its own deadline; the other producers wait meanwhile
@@ -72,29 +76,74 @@ def _death_message(error: RayActorError) -> str:
     return lines[-1] if lines and "creation task" in lines[0] else first_line(error)
 
 
-class RemoteCoordinator:
-    """Call `coati_rl.coordinator.coordinator.Coordinator` in another process. Picklable."""
+def _await_another(lost: Any, error: PeerLostError) -> Any:
+    """Return the coordinator that the driver has started in place of `lost`. Raises: `error` if it does not."""
+    deadline = time.monotonic() + TAKEOVER_S
+    while time.monotonic() < deadline:
+        with suppress(ValueError):  # raised by Ray while there is no such actor
+            another = ray.get_actor(COORDINATOR)
+            if another._actor_id != lost._actor_id:
+                return another
+        time.sleep(_LOOK_S)
+    raise error
 
-    def __init__(self, handle: Any) -> None:
+
+class RemoteCoordinator:
+    """Call `coati_rl.coordinator.coordinator.Coordinator` in another process. Picklable.
+
+    A call whose coordinator dies is made again when another one has taken over: it may then be made twice.
+    """
+
+    def __init__(self, handle: Any, *, replace: Callable[[PeerLostError], Any] | None = None) -> None:
+        """Take the actor; `replace` returns the one that takes over from it, else it is awaited under its name."""
         self._handle = handle
+        self._replace = replace
 
     def _call(self, method: str, *args: Any, wait_s: float = 0.0, **kwargs: Any) -> Any:
-        reference = getattr(self._handle, method).remote(*args, **kwargs)
+        while True:
+            handle = self._handle
+            try:
+                return self._ask(handle, method, *args, wait_s=wait_s, **kwargs)
+            except PeerLostError as error:
+                self._reconnect(handle, error)
+
+    def _call_of_producer(self, method: str, *args: Any, wait_s: float = 0.0, **kwargs: Any) -> Any:
+        """Make a call of a producer. Raises: CoordinatorReplacedError."""
+        handle = self._handle
+        try:
+            return self._ask(handle, method, *args, wait_s=wait_s, **kwargs)
+        except PeerLostError as error:
+            self._reconnect(handle, error)
+            raise CoordinatorReplacedError(f"another coordinator has taken over: {error}") from error
+
+    @staticmethod
+    def _ask(handle: Any, method: str, *args: Any, wait_s: float, **kwargs: Any) -> Any:
+        reference = getattr(handle, method).remote(*args, **kwargs)
         return wait_for(reference, who="the coordinator", timeout_s=wait_s + ANSWER_S)
+
+    def _reconnect(self, lost: Any, error: PeerLostError) -> None:
+        """Find the coordinator that takes over from `lost`; another thread may have found it. Raises: `error`."""
+        if self._handle is lost:
+            self._handle = _await_another(lost, error) if self._replace is None else self._replace(error)
 
     def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool) -> LeaseReply:
         """See ProducerCoordinator."""
         options = {"max_prompts": max_prompts, "timeout_s": timeout_s, "is_drained": is_drained}
-        reply: LeaseReply = self._call("lease", producer_id, **options, wait_s=timeout_s)
+        reply: LeaseReply = self._call_of_producer("lease", producer_id, **options, wait_s=timeout_s)
         return reply
 
     def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
-        """See Coordinator."""
-        return int(self._call("put", producer_id, groups))
+        """See ProducerCoordinator."""
+        return int(self._call_of_producer("put", producer_id, groups))
 
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
-        """See Coordinator."""
-        self._call("fail", producer_id, lease_id, cause)
+        """See ProducerCoordinator."""
+        self._call_of_producer("fail", producer_id, lease_id, cause)
+
+    def rejoin(self, producer_id: int, held: Sequence[int]) -> tuple[int, ...]:
+        """See ProducerCoordinator."""
+        void: tuple[int, ...] = self._call("rejoin", producer_id, held)
+        return void
 
     def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | Wait:
         """See Coordinator."""
@@ -148,8 +197,7 @@ class RemoteCoordinator:
 
     def flush(self, *, timeout_s: float) -> None:
         """See Coordinator."""
-        reference: Any = self._handle.flush.remote(timeout_s=timeout_s)
-        wait_for(reference, who="the coordinator", timeout_s=timeout_s + _FLUSH_GRACE_S)
+        self._call("flush", timeout_s=timeout_s, wait_s=timeout_s + _FLUSH_GRACE_S - ANSWER_S)
 
     def status(self) -> RunStatus:
         """See Coordinator."""

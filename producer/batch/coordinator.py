@@ -64,6 +64,10 @@ class BatchCoordinator:
         if (closed := self._leases.close(lease_id, producer_id)) is not None:
             self._finish(closed.lease.prompt, cause)
 
+    def rejoin(self, producer_id: int, held: Sequence[int]) -> tuple[int, ...]:
+        """See `ProducerCoordinator`; this one is in the producer's process, and is not replaced."""
+        return self._leases.give_back(producer_id, but=held)
+
     def _draw(self) -> Prompt | None:
         is_allowed = self._num_leased < min(len(self._prompts), self._num_written + self._max_ahead)
         if not is_allowed:

@@ -72,7 +72,8 @@ class FaultyRun(Run):
 
     def timeline(self, name: str) -> list[dict]:
         """Return the records of an actor's timeline."""
-        return [json.loads(line) for line in (self.run_dir / "timeline" / f"{name}.jsonl").read_text().split("\n")[:-1]]
+        lines = (self.run_dir / "timeline" / f"{name}.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines if line]  # the first one is empty
 
     def left_over(self, within_s: float = 15) -> list[object]:
         """Processes, temporary files and shared memory that outlive the run."""

@@ -3,7 +3,7 @@
 Each time the cause is named within its deadline, and each step of the run trains the samples of an undisturbed run,
 each once. In lockstep the weights are the same bit for bit; one step ahead, those of the last resume are.
 
-A trainer or a coordinator that is lost ends the run, which is then resumed with the next fault; a producer is lost in
+A trainer that is lost ends the run, which is then resumed with the next fault; a coordinator and a producer are lost in
 the last part, which continues to the end. The engine is the fake one: its responses depend only on the prompt.
 """
 
@@ -51,10 +51,11 @@ def fault(row):
 
 
 def chains(n_behind):
-    """Rows to be met one after the other: three that end the run, and one that does not."""
+    """Rows to be met one after the other: two that end the run, and two in one run that do not."""
     rows = [row for row in ROWS if row[3] == n_behind]
-    fatal, survived = ([row for row in rows if (row[1] == "producer") == is_last] for is_last in (False, True))
-    return [(*fatal[3 * i : 3 * i + 3], survived[i]) for i in range(3)]
+    victims = (("trainer-0", "trainer-1"), ("coordinator",), ("producer",))
+    fatal, *survived = ([row for row in rows if row[1] in chosen] for chosen in victims)
+    return [(*fatal[2 * i : 2 * i + 2], *(rows[i] for rows in survived)) for i in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +86,8 @@ def assert_ends_by_name(run, row):
     seconds = time.time() - float(run.run_dir.with_name(f"run.signalled-{phase}-{victim}").read_text())
     assert seconds < DEADLINE_S[signal], (row, run.text())
     last = run.text().splitlines()[-1]
-    how = "died" if signal == "SIGKILL" else "did not answer" if victim == "coordinator" else "no sign of life"
-    assert f"the run failed: {'the ' * (victim == 'coordinator')}{victim}" in last and how in last, (row, last)
+    how = "died" if signal == "SIGKILL" else "no sign of life"
+    assert f"the run failed: {victim}" in last and how in last, (row, last)
     assert run.left_over() == [], row
 
 
@@ -107,16 +108,17 @@ def undisturbed(job, start_shared_run):
 @pytest.mark.full
 @pytest.mark.parametrize("chain", [*chains(0), *chains(1)], ids=lambda chain: "-".join(row[2] for row in chain))
 def test_what_is_lost_is_named_in_time_and_what_is_trained_in_the_end_is_the_same(chain, undisturbed, start_run, job):
-    *fatal, last = chain
-    resume, n_behind = [], last[3]
+    *fatal, of_coordinator, of_producer = chain
+    resume, n_behind = [], of_producer[3]
     for row in fatal:
         run = start_run(*job, "-nb", n_behind, *resume, signals=[fault(row)])
         assert_ends_by_name(run, row)
         resume = ["-cp", run.run_dir]
-    run = start_run(*job, "-nb", n_behind, *resume, signals=[fault(last)])
+    run = start_run(*job, "-nb", n_behind, *resume, signals=[fault(of_coordinator), fault(of_producer)])
     assert run.wait() == 0, run.text()
 
     assert run.text().count("\nproducer 0 lost: ") == 1, run.text()
+    assert run.text().count("\nthe coordinator was lost; ") == 1, run.text()
     rows, expected = trained(run), undisturbed(n_behind)
     assert len(rows) == len(set(rows)) == STEPS * 4 * 4, "steps x prompts x samples"
     assert rows == trained(expected)

@@ -86,6 +86,7 @@ def make_coordinator(make_settings, make_prompts, tmp_path: Path):
         untrained=None,
         recovered=None,
         ledger=None,
+        left=None,
         directory=tmp_path,
         **changes,
     ):
@@ -95,7 +96,7 @@ def make_coordinator(make_settings, make_prompts, tmp_path: Path):
         evaluation = EvaluationRounds(tasks, directory / "eval", plan=settings.sampling_plans["eval"])
         recorder = RolloutRecorder(directory / "rollouts")
         begins = RunStart(position=start, untrained=untrained, recovered=recovered, probe=(1, 2, 3))
-        return DirectCoordinator(settings, source, evaluation, recorder, begins, ledger)
+        return DirectCoordinator(settings, source, evaluation, recorder, begins, ledger, left)
 
     return make
 

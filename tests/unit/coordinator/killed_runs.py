@@ -51,7 +51,7 @@ class KilledRun:
         """Drive the run to its end; every call may be the last of a life, `kills` times."""
         self._begin()
         while True:
-            often = 0.005 if self._complete is None else 0.05  # before its first checkpoint a run is begun again
+            often = 0.01 if self._complete is None else 0.12  # before its first checkpoint a run is begun again
             if self.num_kills < kills and self.rng.random() < often:
                 self._kill()
             if isinstance(self._act(), FinishWork):

@@ -42,10 +42,10 @@ class ImagedCoordinator(coordinator_actors.CoordinatorActor):
         self._note("step")
 
     def _note(self, call):
+        self._state.ledger.flush(timeout_s=10)
         with self._changed:  # no other call is answered meanwhile
             number = self._num_calls[call] = self._num_calls.get(call, 0) + 1
             if (call, number) in self.wanted:
-                self._state.ledger.flush(timeout_s=10)
                 run_dir = self._paths.run_dir
                 self.images[call, number] = _copy(run_dir, run_dir.parent / f"{call}-{number}" / "run")
 

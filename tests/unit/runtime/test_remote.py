@@ -1,12 +1,20 @@
 """Test the translation of Ray's errors, without starting Ray."""
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import ActorDiedError, GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 
-from coati_rl.errors import ConfigError, EngineError, PeerLostError, RunError, TransferTimeoutError
+from coati_rl.errors import (
+    ConfigError,
+    CoordinatorReplacedError,
+    EngineError,
+    PeerLostError,
+    RunError,
+    TransferTimeoutError,
+)
 from coati_rl.runtime import remote
 from coati_rl.runtime.remote import RemoteCoordinator, RemoteProducer, wait_for
 from coati_rl.text import first_line
@@ -111,21 +119,68 @@ def test_an_error_without_words_is_told_by_its_kind():
 class Handle:
     """An actor handle that notes its calls."""
 
-    def __init__(self):
-        self.calls = []
+    def __init__(self, actor_id=""):
+        self.calls, self.made, self._actor_id = [], [], actor_id
 
     def __getattr__(self, method):
         if method.startswith("__"):
             raise AttributeError(method)
-        return SimpleNamespace(remote=lambda *args, **kwargs: self.calls.append((method, args, kwargs)))
+        return SimpleNamespace(remote=lambda *args, **kwargs: self._note(method, args, kwargs))
+
+    def _note(self, *call):
+        self.calls.append(call)
+        self.made.append(reference := object())
+        return reference
 
 
 def test_a_long_poll_may_take_its_time_and_a_little_more(ray_get):
     timeouts, handle = ray_get(GetTimeoutError("slow")), Handle()
     with pytest.raises(PeerLostError, match="the coordinator did not answer within 35 s"):
-        RemoteCoordinator(handle).next_work(7, rank=1, timeout_s=5.0)
+        RemoteCoordinator(handle, replace=none_takes_over).next_work(7, rank=1, timeout_s=5.0)
     assert handle.calls == [("next_work", (7,), {"rank": 1, "timeout_s": 5.0})]
     assert sum(timeouts) == 5.0 + remote.ANSWER_S
+
+
+def none_takes_over(error):
+    raise error
+
+
+@pytest.fixture
+def replaced(monkeypatch):
+    """A coordinator that is dead, under whose name another one is found the second time one looks; its calls."""
+    dead, another = Handle(actor_id="dead"), Handle(actor_id="another")
+    found = [dead, another]
+    monkeypatch.setattr(remote.ray, "get_actor", lambda name: found.pop(0) if len(found) > 1 else another)
+    monkeypatch.setattr(remote, "_LOOK_S", 0.0)
+
+    def get(reference, timeout):
+        if reference in dead.made:
+            raise RayActorError
+        return (3, 4)
+
+    monkeypatch.setattr(remote.ray, "get", get)
+    return RemoteCoordinator(dead), another.calls
+
+
+def test_a_trainers_call_is_made_again_when_another_coordinator_has_taken_over(replaced):
+    coordinator, calls = replaced
+    coordinator.report_step(5, {"loss": 1.0})
+    assert calls == [("report_step", (5, {"loss": 1.0}), {})]
+
+
+def test_two_threads_find_the_same_one(replaced):
+    coordinator, calls = replaced
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(coordinator.report_saved, (2, 4), ("a", "b")))
+    assert sorted(calls) == [("report_saved", (2, "a"), {}), ("report_saved", (4, "b"), {})]
+
+
+def test_a_producer_is_told_that_another_coordinator_has_taken_over_and_says_to_it_what_it_holds(replaced):
+    coordinator, calls = replaced
+    with pytest.raises(CoordinatorReplacedError, match="another coordinator has taken over: the coordinator died"):
+        coordinator.lease(1, max_prompts=2, timeout_s=0.0, is_drained=False)
+    assert coordinator.rejoin(1, [3, 4, 5]) == (3, 4)
+    assert calls == [("rejoin", (1, [3, 4, 5]), {})]
 
 
 def test_the_remote_coordinator_has_every_method_of_the_real_one():

@@ -40,7 +40,7 @@ def run_rank(
     model: Path,
     directory: Path,
     rounds: int,
-    weights_only: int | None,
+    weights_only: bool,
     results: "Queue[list[float]]",
 ) -> None:
     """Train a step, and save; the first rank tells the seconds of each round."""
@@ -58,7 +58,7 @@ def run_rank(
     seconds = []
     for _ in range(rounds):
         begin = time.perf_counter()
-        backend.save(directory / "step-1", state={}, weights_only=weights_only)
+        backend.save(directory / "step-1", state={}, has_optimizer=not weights_only)
         seconds.append(time.perf_counter() - begin)
     if rank == 0:
         results.put(seconds)
@@ -67,7 +67,7 @@ def run_rank(
 
 
 def measure(
-    ranks: int, model: Path, directory: Path, rounds: int, weights_only: int | None
+    ranks: int, model: Path, directory: Path, rounds: int, weights_only: bool
 ) -> tuple[list[float], dict[str, str]]:
     """Return the seconds of each round, and the digests of the checkpoint's tensors by file."""
     directory.mkdir()
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--weights-only", action="store_const", const=1, help="without the optimizer's states")
+    parser.add_argument("--weights-only", action="store_true", help="without the optimizer's states")
     parser.add_argument("--directory", type=Path, help="for the files; a temporary one by default")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()

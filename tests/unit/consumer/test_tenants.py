@@ -206,9 +206,11 @@ def test_a_checkpoint_goes_on_bit_for_bit(rank: TenantRank, tmp_path: Path) -> N
     rank.save("a", tmp_path / "weights", False)
     assert rank.load("b", tmp_path / "saved", True) == ""
     assert rank.load("c", tmp_path / "weights", False) == ""
+    norms = {}
     for model in "abc":
         rank.forward_backward([request(model, 2, "ppo")])
-        rank.optim_step(model, STEP)
+        norms[model] = rank.optim_step(model, STEP)
+    assert norms["a"] == norms["b"] and rank._base.sets["a"].kind == rank._base.sets["b"].kind
     a, b, c = (rank._base.sets[model].full(with_moments=True) for model in "abc")
     assert all(torch.equal(b[name], each) for name, each in a.items())
     assert not all(torch.equal(c[name], each) for name, each in a.items())

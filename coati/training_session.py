@@ -100,7 +100,7 @@ class TrainingSession:
         return {"grad_norm:mean": float(found)}
 
     def save(self, model: str, directory: Path, *, with_optimizer: bool) -> None:
-        """See `TrainingCore`. Whole weights are saved with their optimizer in either case. Raises: RunError."""
+        """See `TrainingCore`. Raises: RunError."""
         self._known(model)
         directory.parent.mkdir(parents=True, exist_ok=True)
         self._each("save", model, directory.absolute(), with_optimizer)

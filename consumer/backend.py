@@ -221,18 +221,19 @@ class Backend:
         state: dict[str, Any],
         files: Mapping[str, bytes] | None = None,
         objective: Mapping[str, Any] | None = None,
-        weights_only: int | None = None,
+        keep: int | None = None,
+        has_optimizer: bool = True,
     ) -> None:
         """Write a checkpoint to `directory`, which appears complete or not at all. The first rank adds its `files`.
 
         The state of the objective is that of a rank with the LM head, which alone has the sums that it adapts to.
-        `weights_only`: leave out the optimizers' states, and keep so many directories, for a replay.
+        `keep`: so many directories; None: as many as the settings say. `has_optimizer`: of each trained model, too.
 
         Raises: RunError on every rank if it cannot be written.
         """
         own = json.dumps(dict(objective or {})) if self.layout.is_last_stage else ""
         adapted = next(text for text in self.parallelism.agree(lambda: own) if text)
-        date, keep = self._config.template_date, weights_only or self._config.keep_checkpoints
+        date = self._config.template_date
         save_models(
             directory,
             self.policy,
@@ -249,8 +250,8 @@ class Backend:
             },
             tokenizer_files=self._tokenizer_files,
             files=files or {},
-            keep=keep,
-            has_optimizer=weights_only is None,
+            keep=keep or self._config.keep_checkpoints,
+            has_optimizer=has_optimizer,
         )
 
     def restore(self, directory: Path) -> None:

@@ -178,7 +178,8 @@ class TrainLoop:
                 self._kept_weights_dir / f"step-{step}",
                 state={"step": step},
                 objective=train_step.objective_state(),
-                weights_only=last,
+                keep=last,
+                has_optimizer=False,
             )
 
     def _save(self, work: SaveWork) -> None:

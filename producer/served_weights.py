@@ -107,10 +107,13 @@ def _check_fit(directory: Path, base: Path, where: str) -> None:
     if not is_adapter(directory):
         raise ConfigError(f"{where}: holds a whole model; serve it as --model")
     adapter = read_adapter(directory, where)
-    further = [name for name in adapter.shapes if not name.endswith((".lora_A.weight", ".lora_B.weight"))]
+    plain = (".lora_A.weight", ".lora_B.weight")
+    further = [name for name in adapter.shapes if not name.endswith(plain) or "lm_head." in name]
     if adapter.has_scalar_head or further:
         what = "a scalar head" if adapter.has_scalar_head else further[0]
-        raise ConfigError(f"{where}: holds {what}, too, and engines add adapters alone; merge it (coati-rl merge)")
+        raise ConfigError(
+            f"{where}: holds {what}, too, and engines add adapters of other layers alone; merge it (coati-rl merge)"
+        )
     check_base(directory, base, where)
     shapes = {name: tuple(each.meta.shape) for name, each in model_tensors(base).items()}
     problems = [*_misfits(adapter, shapes)]
@@ -123,7 +126,7 @@ def _misfits(adapter: AdapterDirectory, shapes: Mapping[str, Any]) -> Any:
     for name, shape in adapter.shapes.items():
         layer, _, factor = name.removesuffix(".weight").rpartition(".")
         weight = shapes.get(f"{layer}.weight")
-        if layer.endswith("lm_head") or weight is None:
+        if weight is None:
             yield f"{layer} is no layer that takes an adapter"
         elif shape != ((adapter.spec.rank, weight[1]) if factor == "lora_A" else (weight[0], adapter.spec.rank)):
             yield f"{name} has shape {shape}, and {layer} {weight}"

@@ -53,7 +53,8 @@ import json, pathlib, sys
 name, metric, code, seconds, file = sys.argv[1:]
 rows = [json.loads(line) for line in pathlib.Path(file).read_text().splitlines()] if pathlib.Path(file).exists() else []
 found = [row[metric] for row in rows if row.get(metric) is not None]
-ends = f"{found[0]:9.4f} {found[-1]:9.4f}" if found else f"{'-':>9} {'-':>9}"
+some = max(1, len(found) // 5)  # of the first and of the last fifth of the steps, the mean
+ends = f"{sum(found[:some]) / some:9.4f} {sum(found[-some:]) / some:9.4f}" if found else f"{'-':>9} {'-':>9}"
 print(f"{name:<24} {'ok' if code == '0' else 'exit ' + code:<8} {seconds:>5} s {len(found):4d} steps {metric:<34} {ends}", flush=True)
 END
     (( code == 0 )) || tail -2 "logs/$name" | cut -c1-300

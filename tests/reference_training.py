@@ -46,12 +46,11 @@ class _Model:
 class ReferenceTraining:
     """Implement `TrainingCore`."""
 
-    def __init__(self, directory: Path, *, before_call: Callable[[str], None] = lambda _: None) -> None:
-        """`before_call` is told each call's name, for tests that stop in it."""
+    def __init__(self, directory: Path) -> None:
         self._base: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         self._base.eval().requires_grad_(False)
         self.max_tokens, self.vocab_size = self._base.config.max_position_embeddings, self._base.config.vocab_size
-        self._directory, self._before_call = directory, before_call
+        self._directory = directory
         self._models: dict[str, _Model] = {}
         self._active: _Model | None = None
         self._layers: dict[str, nn.Linear] = {}
@@ -72,7 +71,6 @@ class ReferenceTraining:
         return add
 
     def create(self, model: str, spec: ModelSpec) -> None:
-        self._before_call("create")
         if spec.rank < 1:
             raise RequestError("rank 0 is not computed here")
         generator = torch.Generator().manual_seed(spec.seed)
@@ -109,7 +107,6 @@ class ReferenceTraining:
         return self._models[model]
 
     def forward_backward(self, requests: Sequence[LossRequest]) -> list[LossResult | RequestError]:
-        self._before_call("forward_backward")
         return [self._one(request) for request in requests]
 
     def _one(self, request: LossRequest) -> LossResult:
@@ -137,7 +134,6 @@ class ReferenceTraining:
         return logp.detach().numpy().copy(), _loss(request.loss, logp, inputs, request.settings)
 
     def optim_step(self, model: str, step: AdamStep) -> dict[str, float]:
-        self._before_call("optim_step")
         found = self._of(model)
         gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in found.weights.items()}
         norm = float(torch.stack([each.norm() for each in gradients.values()]).norm())
@@ -157,7 +153,6 @@ class ReferenceTraining:
         return {"grad_norm:mean": norm}
 
     def save(self, model: str, directory: Path, *, with_optimizer: bool) -> None:
-        self._before_call("save")
         found = self._of(model)
         prefix = "base_model.model."
         tensors = {f"{prefix}{n}.weight": p.detach().contiguous() for n, p in found.weights.items()}
@@ -181,7 +176,6 @@ class ReferenceTraining:
         (directory / "spec.json").write_text(json.dumps({"spec": asdict(found.spec), "step": found.step}))
 
     def load(self, model: str, directory: Path, *, with_optimizer: bool) -> None:
-        self._before_call("load")
         try:
             about = json.loads((directory / "spec.json").read_text())
             tensors = load_file(directory / "adapter_model.safetensors")

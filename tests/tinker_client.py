@@ -115,7 +115,10 @@ def loss_sum(answer: bytes) -> float:
 
 
 _FORKS = multiprocessing.get_context("forkserver")  # of a process that has imported what a server does
-_FORKS.set_forkserver_preload(["tests.tinker_server", "coati_rl.tinker.app", "coati_rl.tinker.service", *_MODELS])
+_PARTS = ["coati.training_session", "producer.samplers.transformers_samplers"]
+_FORKS.set_forkserver_preload(
+    ["tests.tinker_server", "coati_rl.tinker.app", "coati_rl.tinker.service", *_PARTS, *_MODELS]
+)
 
 
 def _serve(arguments: list[str], die_at: str, log: str) -> None:
@@ -124,9 +127,9 @@ def _serve(arguments: list[str], die_at: str, log: str) -> None:
     os.dup2(output, 2)
     os.environ["TINKER_TEST_DIE_AT"] = die_at
     from coati_rl.tinker.command import run_command
-    from tests.tinker_server import reference_base
+    from tests.tinker_server import mortal_base
 
-    sys.exit(run_command(arguments, reference_base))
+    sys.exit(run_command(arguments, mortal_base))
 
 
 class ServerProcess:

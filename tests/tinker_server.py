@@ -1,26 +1,28 @@
-"""Run `coati-rl tinker-serve` with the reference training part in place of the project's own:
+"""Run `coati-rl tinker-serve` in a process that can die at a chosen call of its parts:
 
-    python -m tests.tinker_server --model NAME=DIRECTORY --root ROOT ...
+    TINKER_TEST_DIE_AT=CALL:NUMBER python -m tests.tinker_server --model NAME=DIRECTORY --root ROOT ...
 
-TINKER_TEST_DIE_AT=CALL:NUMBER kills the server before the n-th call of a name of the training part.
+kills the server, as a power cut would, before the n-th call of a name of the training or the sampling part.
 """
 
 import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from coati.tinker_serve import make_base
 from coati_rl.tinker.bases import Base
 from coati_rl.tinker.command import Parts, run_command
-from producer.samplers.transformers_samplers import TransformersSamplers
-from tests.reference_training import ReferenceTraining
 
 
 class _Death:
-    """Kill this process, as a power cut would, before the n-th call of a name."""
+    """Kill this process before the n-th call of a name."""
 
     def __init__(self, text: str) -> None:
         self._name, _, number = text.partition(":")
@@ -32,12 +34,29 @@ class _Death:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def reference_base(name: str, directory: Path, _: Parts | None = None) -> Base:
+class _Mortal:
+    """Stand for a part, and tell of each call before it is made."""
+
+    def __init__(self, part: Any, before_call: Callable[[str], None]) -> None:
+        self._part, self._before_call = part, before_call
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._part, name)
+        if not callable(found):
+            return found
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self._before_call(name)
+            return found(*arguments, **named)
+
+        return call
+
+
+def mortal_base(name: str, directory: Path, parts: Parts) -> Base:
     torch.set_num_threads(1)
-    training = ReferenceTraining(directory, before_call=_Death(os.environ.get("TINKER_TEST_DIE_AT", "")))
-    sampling = TransformersSamplers(directory, max_tokens=training.max_tokens)
-    return Base(name=name, directory=directory, arch="qwen3", training=training, sampling=sampling)
+    base, death = make_base(name, directory, parts), _Death(os.environ.get("TINKER_TEST_DIE_AT", ""))
+    return replace(base, training=_Mortal(base.training, death), sampling=_Mortal(base.sampling, death))
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(sys.argv[1:], reference_base))
+    sys.exit(run_command(sys.argv[1:], mortal_base))

@@ -14,18 +14,23 @@ A, B = FACTORS = "lora_A", "lora_B"
 _MAX_NAMED = 3  # targets in a message
 
 
-def adapted_layers(model: Any, targets: Sequence[str], *, head: Any = None) -> dict[str, tuple[int, int]]:
+def adapted_layers(
+    model: Any, targets: Sequence[str], *, head: Any = None, takes_lm_head: bool = False
+) -> dict[str, tuple[int, int]]:
     """Return the sizes of adapted layers, out and in, by name, in the model's order.
 
     Args:
         model: of transformers; torch's meta device is enough.
         targets: layers' names or what these end with, as in PEFT; or ("all-linear",).
-        head: scalar head, which takes none, as the LM head does.
+        head: scalar head, which takes none.
+        takes_lm_head: the LM head takes one, if a target names it; "all-linear" does not.
     Raises: ConfigError if a target is no linear layer of the model.
     """
     from torch import nn
 
-    heads = {id(model.get_output_embeddings()), id(head)}
+    heads = {id(head)}
+    if not takes_lm_head or tuple(targets) == (ALL_LINEAR,):
+        heads.add(id(model.get_output_embeddings()))
     linear = {
         name: (module.out_features, module.in_features)
         for name, module in model.named_modules()

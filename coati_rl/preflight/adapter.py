@@ -29,7 +29,13 @@ def with_adapter(config: Job) -> Job:
         return config
     directory = Path(lora.adapter).expanduser().absolute()
     where = f"--adapter {lora.adapter}"
-    values = adapter_fields(read_adapter(directory, where).spec)
+    found = read_adapter(directory, where)
+    if any("lm_head." in name for name in found.shapes):
+        raise ConfigError(
+            f"{where}: adapts the LM head, too, which the losses of trainers compute without one; merge it into its "
+            "base (coati-rl merge), and give that as --model"
+        )
+    values = adapter_fields(found.spec)
     others = [
         f"{spelling(name, LoraConfig.model_fields[name])} {shown(getattr(lora, name))}, and it has {shown(value)}"
         for name, value in values.items()

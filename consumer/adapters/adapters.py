@@ -29,6 +29,7 @@ from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import ParameterInfo
 from consumer.parallel.rank_sums import sum_backward, sum_forward
 
+BASE_WEIGHT = ".base_layer.weight"  # the base's own, which PEFT writes beside the factors of an LM head
 _MAX_NAMED = 3  # names in a message
 
 
@@ -41,6 +42,7 @@ class AdapterSource:
     seed: int = 0  # of A; B begins as 0
     directory: Path | None = None  # adapter to begin with; None: new ones
     has_four_bits: bool = False  # linear layers of the base, all but the head
+    takes_lm_head: bool = False  # if a target names it; the model's own forward pass computes it, fused losses do not
 
 
 class Adapters:
@@ -65,8 +67,9 @@ class Adapters:
         kept = {name: p for name, p in model.named_parameters() if name.split(".")[-2] in saved}
         for parameter in kept.values():
             parameter.requires_grad_(True)
-        self.layers = {name: by_name[f"{name}.weight"] for name in _targets(model, source.spec.targets)}
-        self.factor_infos = adapter_infos(model, infos, source.spec)
+        targets = _targets(model, source.spec.targets, takes_lm_head=source.takes_lm_head)
+        self.layers = {name: by_name[f"{name}.weight"] for name in targets}
+        self.factor_infos = _factor_infos(self.layers, source.spec.rank)
         # Weights of the base that `attach` quantizes, by their layers, and then this stage's layers themselves.
         named = _targets(model, (ALL_LINEAR,)) if source.has_four_bits else []
         self._to_quantize = {name: by_name[f"{name}.weight"] for name in named}
@@ -189,17 +192,21 @@ def with_product(weight: Tensor, a: Tensor, b: Tensor, *, scale: float, dtype: t
 
 
 def adapter_infos(
-    model: PreTrainedModel, infos: Sequence[ParameterInfo], spec: AdapterSpec
+    model: PreTrainedModel, infos: Sequence[ParameterInfo], spec: AdapterSpec, *, takes_lm_head: bool = False
 ) -> tuple[ParameterInfo, ...]:
     """Describe the factors of a whole model's adapters. `infos`: its own parameters. Raises: ConfigError."""
     by_name = {info.name: info for info in infos}
-    targets = _targets(model, spec.targets)
-    return tuple(each for name in targets for each in layer_infos(name, by_name[f"{name}.weight"], spec.rank))
+    targets = _targets(model, spec.targets, takes_lm_head=takes_lm_head)
+    return _factor_infos({name: by_name[f"{name}.weight"] for name in targets}, spec.rank)
 
 
-def _targets(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
+def _factor_infos(layers: Mapping[str, ParameterInfo], rank: int) -> tuple[ParameterInfo, ...]:
+    return tuple(each for name, weight in layers.items() for each in layer_infos(name, weight, rank))
+
+
+def _targets(model: PreTrainedModel, targets: Sequence[str], *, takes_lm_head: bool = False) -> list[str]:
     """Return the names of the layers that are adapted, in order. Raises: ConfigError."""
-    return [*adapted_layers(model, targets, head=scalar_head(model))]
+    return [*adapted_layers(model, targets, head=scalar_head(model), takes_lm_head=takes_lm_head)]
 
 
 def layer_infos(name: str, weight: ParameterInfo, rank: int) -> tuple[ParameterInfo, ParameterInfo]:
@@ -233,7 +240,8 @@ def read_start(directory: Path, infos: Sequence[ParameterInfo]) -> dict[str, Ten
     where = f"adapter {directory}"
     check_tensors(directory, where, infos)
     with safe_open(directory / WEIGHTS_FILE, "pt") as file:
-        tensors = {key.removeprefix(PREFIX): file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, no mapping
+        keys = [key for key in file.keys() if not key.endswith(BASE_WEIGHT)]  # noqa: SIM118, no mapping
+        tensors = {key.removeprefix(PREFIX): file.get_tensor(key) for key in keys}
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise ConfigError(f"{where}: {name} has values that are not finite")
@@ -255,7 +263,13 @@ def check_tensors(
         infos: of the factors, and of what is trained beside them.
         model: what they are of, for messages.
     """
-    found, expected = read_adapter(directory, where).shapes, {info.name: info.shape for info in infos}
+    expected = {info.name: info.shape for info in infos}
+    found = read_adapter(directory, where).shapes
+    found = {
+        name: shape
+        for name, shape in found.items()
+        if not name.endswith(BASE_WEIGHT) or f"{name.removesuffix(BASE_WEIGHT)}.{A}.weight" not in expected
+    }
     problems = [
         *(f"{name} is missing" for name in expected if name not in found),
         *(f"{name} is unknown" for name in found if name not in expected),

@@ -5,6 +5,7 @@ base with the adapter, for which each of the two is loaded in float32, one after
 """
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from coati_rl.model_files.adapter_files import AdapterDirectory, is_adapter, rea
 from coati_rl.model_files.check import check_model_files
 from coati_rl.model_files.config import quantization_method, read_config
 from consumer.adapters.adapters import adapter_infos, check_tensors
+from consumer.adapters.lm_head import untie_lm_head
 from consumer.adapters.merge_proof import Proof, prove
 from consumer.adapters.merged_files import MAX_FILE_BYTES, MergedTensors, write_settings, write_weights
 from consumer.parallel.layout import Layout
@@ -62,14 +64,15 @@ def merge_adapter(
         raise ConfigError(f"{where}: holds no adapter; give a directory with adapter_config.json")
     found = read_adapter(adapter, where)
     check_base(adapter, base, where)
-    tensors = MergedTensors(base, found, _check_fit(base, found, where), dtype, where)
+    infos, untied = _check_fit(base, found, where)
+    tensors = MergedTensors(base, found, infos, dtype, where, copies=untied)
     partial = out.with_name(f".{out.name}.partial")
     with weight_disk_errors(out, "model"):
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             num_files = write_weights(partial, tensors, max_file_bytes)
-            write_settings(partial, base, found, dtype)
+            write_settings(partial, base, found, dtype, is_untied=bool(untied))
             proof = prove(partial, base, found, where=where)
             publish(partial, out)
         finally:
@@ -77,8 +80,13 @@ def merge_adapter(
     return Merged(num_tensors=len(tensors.metas), num_files=num_files, num_layers=len(tensors.factors), proof=proof)
 
 
-def _check_fit(base: Path, adapter: AdapterDirectory, where: str) -> tuple[ParameterInfo, ...]:
-    """Return what an adapter's tensors are. Raises: ConfigError unless they are those of adapters of the base."""
+def _check_fit(
+    base: Path, adapter: AdapterDirectory, where: str
+) -> tuple[tuple[ParameterInfo, ...], Mapping[str, str]]:
+    """Return what an adapter's tensors are, and which weight is made of which one; see `untie_lm_head`.
+
+    Raises: ConfigError unless they are those of adapters of the base.
+    """
     has_score, named = adapter.has_scalar_head, f"base {base}"
     if is_adapter(base):
         raise ConfigError(f"{named}: holds an adapter; give the model that both were trained on")
@@ -91,21 +99,22 @@ def _check_fit(base: Path, adapter: AdapterDirectory, where: str) -> tuple[Param
     auto: Any = AutoModelForSequenceClassification if has_score else AutoModelForCausalLM
     with torch.device("meta"):
         model: PreTrainedModel = auto.from_config(config)
+    untied = {} if has_score else untie_lm_head(model, adapter.spec.targets)
     infos = describe_parameters(model, Layout(), [model.config.get_text_config().num_hidden_layers])
     try:
-        factors = adapter_infos(model, infos, adapter.spec)
+        factors = adapter_infos(model, infos, adapter.spec, takes_lm_head=not has_score)
     except ConfigError as error:
         raise ConfigError(f"{where}: does not fit the {named}: {str(error).partition(': ')[2]}") from error
     saved = {*adapter.spec.saved_modules, *(("score",) if has_score else ())}
     expected = (*factors, *(info for info in infos if info.name.split(".")[-2] in saved))
     check_tensors(adapter.directory, where, expected, model=f"the {named}")
-    return expected
+    return expected, untied
 
 
 def _check_head(adapter: AdapterDirectory, where: str, *, is_tied: bool) -> None:
-    """Raise ConfigError for an adapter of the LM head, or one that replaces a head that is the embedding."""
+    """Raise ConfigError for an adapter of the embedding, or one that replaces a head that is the embedding."""
     targets, saved = {*adapter.spec.targets}, {*adapter.spec.saved_modules}
-    changed = ({"lm_head", "embed_tokens"} & targets) | (({"lm_head", "embed_tokens"} & saved) if is_tied else set())
+    changed = ({"embed_tokens"} & targets) | (({"lm_head", "embed_tokens"} & saved) if is_tied else set())
     if changed:
         tied = ": head and embedding are one tensor in this model" if is_tied else ""
         raise ConfigError(

@@ -21,6 +21,7 @@ from coati_rl.model_files.adapter_files import AdapterDirectory
 from coati_rl.model_files.quiet import no_load_report, no_progress_bars
 from coati_rl.model_files.stored import read_stored
 from consumer.adapters.adapters import Adapters, AdapterSource
+from consumer.adapters.lm_head import untie_lm_head
 from consumer.models.scalar_head import scalar_head
 from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import describe_parameters
@@ -95,8 +96,13 @@ def _load(directory: Path, adapter: AdapterDirectory) -> Any:
 
 
 def _attach(model: Any, adapter: AdapterDirectory) -> Adapters:
+    takes_lm_head = not adapter.has_scalar_head
+    if takes_lm_head:
+        untie_lm_head(model, adapter.spec.targets)
     infos = describe_parameters(model, Layout(), [model.config.get_text_config().num_hidden_layers])
-    source = AdapterSource(spec=adapter.spec, base=adapter.base, directory=adapter.directory)
+    source = AdapterSource(
+        spec=adapter.spec, base=adapter.base, directory=adapter.directory, takes_lm_head=takes_lm_head
+    )
     adapters = Adapters(model, infos, source)
     adapters.attach(model, Layout())
     return adapters

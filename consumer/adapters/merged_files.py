@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
@@ -15,12 +16,12 @@ from coati_rl.checkpoint.tokenizer_files import TEMPLATE_FILE, TEMPLATES_DIR, re
 from coati_rl.data.reward_samples import padding_token_id
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapted_layers import FACTORS
-from coati_rl.model_files.adapter_files import AdapterDirectory
+from coati_rl.model_files.adapter_files import PREFIX, WEIGHTS_FILE, AdapterDirectory
 from coati_rl.model_files.saving import CONFIG, GENERATION
 from coati_rl.model_files.stored import read_stored, tensors_of
 from coati_rl.model_files.values import HEAD
 from coati_rl.preflight.resources import read_tokenizer
-from consumer.adapters.adapters import read_start, with_product
+from consumer.adapters.adapters import BASE_WEIGHT, read_start, with_product
 from consumer.parallel.parameters import ParameterInfo
 from consumer.whole_directory import flush
 
@@ -39,6 +40,7 @@ class MergedTensors:
         infos: Sequence[ParameterInfo],
         dtype: torch.dtype | None,
         where: str,
+        copies: Mapping[str, str],
     ) -> None:
         """Read the adapter, and what the base has.
 
@@ -48,12 +50,15 @@ class MergedTensors:
             infos: the adapter's tensors.
             dtype: of all floating-point tensors; None: that of the base's files.
             where: what named the adapter, for messages.
+            copies: the weight that another one is made of, where the base's files do not have it, by its name.
         Raises: ConfigError if files are damaged, or lack a weight that the adapter changes.
         """
         self._scale, self._where = adapter.spec.scale, f"base {base}"
         self._stored = read_stored(base, self._where)
         if adapter.has_scalar_head:
             self._stored = {name: each for name, each in self._stored.items() if not name.endswith(HEAD)}
+        self._sources = {name: each for name, each in copies.items() if name not in self._stored}
+        self._stored |= {name: self._stored[each] for name, each in self._sources.items() if each in self._stored}
         tensors = read_start(adapter.directory, infos)
         end = f".{FACTORS[0]}.weight"
         layers = [name.removesuffix(end) for name in tensors if name.endswith(end)]
@@ -64,6 +69,7 @@ class MergedTensors:
                 f"{where}: changes {missing[0]}, and the files of the base {base} have no {missing[0]}.weight; save "
                 "the base with transformers' save_pretrained"
             )
+        self._check_base_weights(adapter, where)
         found = [each.meta.dtype for each in self._stored.values() if each.meta.is_floating_point()]
         usual = max(found, key=found.count)
         metas = {name: each.meta for name, each in self._stored.items()}
@@ -72,6 +78,18 @@ class MergedTensors:
             name: each.to(dtype) if dtype is not None and each.is_floating_point() else each
             for name, each in metas.items()
         }
+
+    def _check_base_weights(self, adapter: AdapterDirectory, where: str) -> None:
+        """Raise ConfigError if the adapter holds a weight of the base that is not the one of its files."""
+        with safe_open(adapter.directory / WEIGHTS_FILE, "pt") as file:
+            for name in (each for each in adapter.shapes if each.endswith(BASE_WEIGHT)):
+                layer = f"{name.removesuffix(BASE_WEIGHT)}.weight"
+                with tensors_of(self._stored[layer].file, self._where) as opened:
+                    own = opened.get_tensor(self._sources.get(layer, layer))
+                if not torch.equal(file.get_tensor(f"{PREFIX}{name}").to(own.dtype), own):
+                    raise ConfigError(
+                        f"{where}: holds another {layer} than the {self._where}; give the base it was trained on"
+                    )
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Return some of the tensors by name."""
@@ -82,7 +100,7 @@ class MergedTensors:
             for name in names:
                 weight = self._whole.get(name)
                 if weight is None:
-                    weight = opened[self._stored[name].file].get_tensor(name)
+                    weight = opened[self._stored[name].file].get_tensor(self._sources.get(name, name))
                 found[name] = self._merged(name, weight)
         return found
 
@@ -108,17 +126,22 @@ def write_weights(directory: Path, tensors: MergedTensors, max_file_bytes: int) 
     return len(parts)
 
 
-def write_settings(directory: Path, base: Path, adapter: AdapterDirectory, dtype: torch.dtype | None) -> None:
+def write_settings(
+    directory: Path, base: Path, adapter: AdapterDirectory, dtype: torch.dtype | None, *, is_untied: bool
+) -> None:
     """Write config.json, generation_config.json and the tokenizer, all as the base has them.
 
     A tokenizer or chat template that the adapter's directory has goes before the base's. `dtype`: as of
-    `MergedTensors`.
+    `MergedTensors`. `is_untied`: the head has a weight of its own now.
     """
     write_files(directory, _tokenizer_files(base, adapter.directory))
     config = json.loads((base / CONFIG).read_text(encoding="utf-8"))
     if dtype is not None:
         config.pop("torch_dtype", None)
         config["dtype"] = str(dtype).removeprefix("torch.")
+    if is_untied:
+        for each in filter(None, (config, config.get("text_config"))):
+            each["tie_word_embeddings"] = False
     if adapter.has_scalar_head:
         config |= _classifier_settings(directory, base)
     elif (base / GENERATION).is_file():

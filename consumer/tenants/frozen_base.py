@@ -66,8 +66,14 @@ class FrozenBase:
         return AdapterSpec(rank=model.rank, alpha=ALPHA, targets=targets), layers
 
     def infos_of(self, layers: Sequence[str], rank: int) -> list[ParameterInfo]:
-        """Return the factors of layers; not collective. Raises: KeyError for a name that is no linear layer."""
-        return [info for name in layers for info in layer_infos(name, self._weight(name), rank)]
+        """Return the factors of layers; not collective. Raises: KeyError for a name that is no linear layer.
+
+        They are in the base's order, not in that of the names: the order of sums over them must be a new model's.
+        """
+        if unknown := [name for name in layers if name not in (*self._names, self.head)]:
+            raise KeyError(unknown[0])
+        ordered = [name for name in (*self._names, self.head) if name in layers]
+        return [info for name in ordered for info in layer_infos(name, self._weight(name), rank)]
 
     def add(self, model: str, spec: AdapterSpec, layers: Sequence[str], seed: int, start: Mapping[str, Tensor]) -> None:
         """Add or replace a model. `start`: its factors, whole, by name; empty: new ones, drawn by the seed."""
@@ -108,8 +114,6 @@ class FrozenBase:
 
     def _weight(self, layer: str) -> ParameterInfo:
         """Return the description of a layer's weight; of a tied head it is the embedding's."""
-        if layer not in (*self._names, self.head):
-            raise KeyError(layer)
         found = self._infos.get(f"{layer}.weight")
         if found is None:
             names = {id(module): name for name, module in self._model.module.named_modules()}

@@ -97,7 +97,7 @@ class TenantRank(JoinedRank):
     def save(self, model: str, directory: Path, with_optimizer: bool) -> None:
         """Write a model's checkpoint."""
         if (whole := self._whole.get(model)) is not None:
-            whole.save(directory)
+            whole.save(directory, with_optimizer=with_optimizer)
             return
         adapters = self._base.sets[model]
         tensors = adapters.full(with_moments=with_optimizer)
@@ -158,6 +158,8 @@ class TenantRank(JoinedRank):
         return ""
 
     def _load_whole(self, model: str, directory: Path, with_optimizer: bool) -> str:
+        if with_optimizer and not any(directory.glob("optimizer*.safetensors")):
+            return f"{directory}: holds no optimizer state; load it without the optimizer"
         num_steps = int(load_state(directory)["step"]) if with_optimizer else 0
         settings = replace(self._settings, models={"policy": trained(directory, OPTIMIZER)})
         backend = Backend(settings, self._parallelism)

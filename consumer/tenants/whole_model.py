@@ -67,10 +67,10 @@ class WholeModel:
         self.num_steps += 1
         return norm
 
-    def save(self, directory: Path) -> None:
-        """Write a Hugging Face model with the optimizer's state."""
+    def save(self, directory: Path, *, with_optimizer: bool) -> None:
+        """Write a Hugging Face model, and the optimizer's state."""
         state = {"step": self.num_steps, "policy_version": self.num_steps, "data": {}}
-        self._backend.save(directory, state=state)
+        self._backend.save(directory, state=state, has_optimizer=with_optimizer)
 
     def restore(self, directory: Path) -> None:
         """Go on with the optimizer of a checkpoint, whose weights the backend was built from."""

@@ -3,19 +3,30 @@
 import http.client
 import random
 from contextlib import suppress
+from functools import cache
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.tinker_client import Client, ServerProcess
 
-STEPS = 7
+STEPS = 4
 FLAGS = ("--save-steps", "3", "--poll-s", "1")
-# Calls of the training part in a whole loop, by name, and the number of places to kill in before one of them.
-CALLS = {"create": 1, "forward_backward": 2 * STEPS, "optim_step": STEPS, "save": 4}
-POINTS = [f"{name}:{number}" for name, count in CALLS.items() for number in range(1, count + 1)]
-FAST = ("optim_step:4",)
+# Calls of the parts that train and sample in a whole loop, by name: a server is killed before each of them once.
+CALLS = {
+    "sl_loop": {"create": 1, "forward_backward": 4, "optim_step": 4, "save": 3},
+    "rl_loop": {"create": 1, "publish": 4, "sample": 4, "forward_backward": 4, "optim_step": 4, "save": 2},
+}
+POINTS = [
+    (loop, f"{name}:{number}")
+    for loop, calls in CALLS.items()
+    for name, count in calls.items()
+    for number in range(1, count + 1)
+]
+FAST = ("rl_loop", "optim_step:4")
 
 
 class Survivor(Client):
@@ -37,52 +48,86 @@ class Survivor(Client):
                 self.port = self.process.port
 
 
-def loop(client: Client) -> list[bytes]:
-    """Train and sample. Returns: all answers' bytes."""
-    rng, found, session = random.Random(0), [], client.session()
-    model = client.model(session, 0, seed=3)
-    seq = 0
+def sl_loop(client: Client) -> list[bytes]:
+    """Fit rows, and save now and then, as the cookbook's recipe of this name. Returns: all answers' bytes."""
+    rng, found = random.Random(0), []
+    model, seqs = client.model(client.session(), 0, seed=3), count(1)
     for step in range(STEPS):
         rows = [[rng.randrange(3, 250) for _ in range(rng.randint(3, 9))] for _ in range(3)]
-        seq += 3
-        asked = [client.send_loss(model, seq - 2, rows), client.send_loss(model, seq - 1, rows[:1])]
-        stepped = client.step(model, seq)
-        found += [client.wait(each) for each in asked]
+        asked = [client.send_loss(model, next(seqs), rows), client.send_loss(model, next(seqs), rows[:1])]
+        stepped = client.step(model, next(seqs))
+        found += [*map(client.wait, asked), repr(client.wait(stepped)["metrics"]).encode()]
+        if step == 1:
+            client.wait(client.post("save_weights", model_id=model, seq_id=next(seqs), path="middle"))
+    saved = client.wait(client.post("save_weights", model_id=model, seq_id=next(seqs), path="end"))
+    return [
+        *found,
+        saved["path"].partition("/weights")[2].encode(),
+        client.wait(client.send_loss(model, next(seqs), rows)),
+    ]
+
+
+def rl_loop(client: Client) -> list[bytes]:
+    """Sample from each step's weights, and learn from what is even. Returns: all answers' bytes."""
+    found: list[bytes] = []
+    model, seqs = client.model(client.session(), 0, seed=3), count(1)
+    for step in range(STEPS):
+        sampler = client.sampler(model, next(seqs), step)
+        sampled = client.sample(sampler, 0, [5, 6, 7], samples=4, seed=step)
+        rewards = [np.mean(np.frombuffer(each.tokens, "<i4") % 2 == 0) for each in sampled.sequences]
+        asked = [
+            client.send_loss(model, next(seqs), [row], "importance_sampling", **inputs)
+            for row, inputs in map(of_sample, sampled.sequences, rewards - np.mean(rewards))
+        ]
+        stepped = client.step(model, next(seqs))
+        found += [sampled.SerializeToString(), *map(client.wait, asked)]
         found.append(repr(client.wait(stepped)["metrics"]).encode())
-        if step % 3 == 1:
-            seq += 1
-            sampler = client.sampler(model, seq, step)
-            found.append(client.sample(sampler, 0, [5, 6, 7], samples=3, seed=step).SerializeToString())
-    saved = client.wait(client.post("save_weights", model_id=model, seq_id=seq + 1, path="end"))
-    found.append(saved["path"].partition("/weights")[2].encode())
-    found.append(client.wait(client.send_loss(model, seq + 2, [[5, 6, 7, 8]])))
-    return found
+    saved = client.wait(client.post("save_weights", model_id=model, seq_id=next(seqs), path="end"))
+    return [*found, saved["path"].partition("/weights")[2].encode()]
+
+
+def of_sample(sequence: Any, advantage: float) -> tuple[list[int], dict[str, list[float]]]:
+    """Return a sample's tokens, and its inputs of a loss: of the prompt's they are zero."""
+    logprobs = np.frombuffer(sequence.logprobs, "<f4").tolist()
+    row = [5, 6, 7, *np.frombuffer(sequence.tokens, "<i4").tolist()]
+    return row, {"logprobs": [0.0, 0.0, *logprobs], "advantages": [0.0, 0.0, *[float(advantage)] * len(logprobs)]}
+
+
+LOOPS = {"sl_loop": sl_loop, "rl_loop": rl_loop}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(model_dir, tmp_path_factory):
-    client = Survivor(model_dir, tmp_path_factory.mktemp("undisturbed"), "")
-    try:
-        found = loop(client)
-    finally:
-        client.process.end()
-    assert client.deaths == 0
-    return found
+    """Name of a loop -> its answers by a server that lives on; each is run once."""
+
+    @cache
+    def run(loop: str) -> list[bytes]:
+        client = Survivor(model_dir, tmp_path_factory.mktemp(loop), "")
+        try:
+            found = LOOPS[loop](client)
+        finally:
+            client.process.end()
+        assert client.deaths == 0
+        return found
+
+    return run
 
 
-@pytest.mark.parametrize("point", [p if p in FAST else pytest.param(p, marks=pytest.mark.full) for p in POINTS])
-def test_a_client_goes_on_over_a_kill_to_the_same_bits(model_dir, tmp_path, undisturbed, point):
+@pytest.mark.parametrize(
+    ("loop", "point"), [p if p == FAST else pytest.param(*p, marks=pytest.mark.full) for p in POINTS]
+)
+def test_a_client_goes_on_over_a_kill_to_the_same_bits(model_dir, tmp_path, undisturbed, loop, point):
     client = Survivor(model_dir, tmp_path, point)
     try:
-        found = loop(client)
+        found = LOOPS[loop](client)
     finally:
         client.process.end()
     assert client.deaths == 1
-    assert found == undisturbed
+    assert found == undisturbed(loop)
 
 
 @pytest.mark.full
-def test_what_was_acknowledged_is_computed_by_the_next_server(model_dir, tmp_path, undisturbed):
+def test_what_was_acknowledged_is_computed_by_the_next_server(model_dir, tmp_path):
     client = Survivor(model_dir, tmp_path, "optim_step:1")
     model = client.model(client.session(), 0, seed=3)
     rows = [[5, 6, 7, 8]]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
@@ -33,6 +34,15 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
 def as_bf16(directory: Path, target: Path) -> Path:
     """A copy of a model, in bfloat16."""
     load(directory).bfloat16().save_pretrained(target)
+    return target
+
+
+def perturbed(directory: Path, target: Path, name: str) -> Path:
+    """A copy of a model, one tensor of which is another."""
+    shutil.copytree(directory, target)
+    tensors = load_file(target / "model.safetensors")
+    tensors[name][0] += 1
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
     return target
 
 
@@ -84,6 +94,28 @@ def test_the_weights_are_those_of_peft_in_the_base_s_dtype_and_files_of_bounded_
     assert set(index["weight_map"]) == set(weights(base))
     assert index["metadata"]["total_size"] == sum(each.nbytes for each in weights(base).values())
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == json.loads((base / "config.json").read_text())
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_an_adapter_of_the_head_is_merged_into_a_head_of_its_own(save_model, tmp_path, run, tied) -> None:
+    """PEFT's merge changes the embedding with a tied head, so that its adapter is computed beside the base instead."""
+    base, token_ids = save_model(tie_word_embeddings=tied), torch.tensor([[1, 2, 3, 9, 7, 7]])
+    save_adapter(tmp_path / "adapter", load(base), target_modules=["q_proj", "down_proj", "lm_head"])
+    with torch.no_grad():
+        right = PeftModel.from_pretrained(load(base), tmp_path / "adapter").eval()(token_ids).logits
+        code, printed = run(base, tmp_path / "adapter", tmp_path / "out")
+        assert code == 0 and "5 with an adapter" in printed, printed
+        read = load(tmp_path / "out").eval()
+        torch.testing.assert_close(read(token_ids).logits, right, rtol=0, atol=1e-5)
+    assert not read.config.tie_word_embeddings
+    embedding = load(base).get_input_embeddings().weight
+    assert torch.equal(read.get_input_embeddings().weight, embedding)
+    assert "lm_head.weight" in weights(tmp_path / "out") and not torch.equal(read.lm_head.weight, embedding)
+    other = perturbed(base, tmp_path / "other", "model.embed_tokens.weight" if tied else "lm_head.weight")
+    code, printed = run(
+        other, tmp_path / "adapter", tmp_path / "none"
+    )  # PEFT writes the base's head beside its factors
+    assert code == 2 and "holds another lm_head.weight than the base" in printed
 
 
 def test_a_bfloat16_base_is_rounded_once(model_dir: Path, adapter: Path, tmp_path: Path) -> None:
@@ -197,11 +229,7 @@ def test_an_export_of_the_base_is_found_however_little_the_adapter_does(monkeypa
 def test_another_base_than_the_recorded_one_is_refused(run, save_model, model_dir, adapter, tmp_path) -> None:
     write_state(adapter, {"weights": recorded_weights(adapter, model_identity(model_dir))})
     assert run(model_dir, adapter, tmp_path / "out")[0] == 0
-    other = tmp_path / "other"
-    shutil.copytree(model_dir, other)
-    tensors = load_file(other / "model.safetensors")
-    tensors["model.norm.weight"][0] += 1
-    save_file(tensors, other / "model.safetensors", {"format": "pt"})
+    other = perturbed(model_dir, tmp_path / "other", "model.norm.weight")
     code, printed = run(other, adapter, tmp_path / "none")
     assert code == 2 and f"is an adapter of another base, whose weights are {model_identity(model_dir)}" in printed
 
@@ -221,8 +249,11 @@ def test_what_cannot_be_merged_is_refused_with_a_remedy(run, save_model, model_d
     refused("model.layers.2.self_attn.q_proj.lora_A.weight is missing", deeper, adapter, out)
     edit(adapter, target_modules=["q_proj", "wq"])
     refused("does not fit the base", model_dir, adapter, out)
-    edit(adapter, target_modules=["q_proj", "lm_head"])
+    edit(adapter, target_modules=["q_proj", "embed_tokens"])
+    refused("changes embed_tokens, which is not computed here", model_dir, adapter, out)
+    edit(adapter, target_modules=["q_proj"], modules_to_save=["lm_head"])
     refused("changes lm_head, which is not computed here: head and embedding are one tensor", model_dir, adapter, out)
+    edit(adapter, modules_to_save=None)
     edit(adapter, target_modules="all-linear", use_dora=True)
     refused("has use_dora True, which is not computed here", model_dir, adapter, out)
     edit(adapter, use_dora=False, base_model_name_or_path=None)

@@ -9,6 +9,7 @@ import peft
 import pytest
 import torch
 
+from coati_rl.errors import ConfigError
 from coati_rl.tinker.core import AdamStep, LossRequest, ModelSpec
 from consumer.tenants.pieces import passes
 from consumer.tenants.rank import TenantRank
@@ -205,9 +206,11 @@ def test_a_checkpoint_goes_on_bit_for_bit(rank: TenantRank, tmp_path: Path) -> N
     rank.save("a", tmp_path / "weights", False)
     assert rank.load("b", tmp_path / "saved", True) == ""
     assert rank.load("c", tmp_path / "weights", False) == ""
+    norms = {}
     for model in "abc":
         rank.forward_backward([request(model, 2, "ppo")])
-        rank.optim_step(model, STEP)
+        norms[model] = rank.optim_step(model, STEP)
+    assert norms["a"] == norms["b"] and rank._base.sets["a"].kind == rank._base.sets["b"].kind
     a, b, c = (rank._base.sets[model].full(with_moments=True) for model in "abc")
     assert all(torch.equal(b[name], each) for name, each in a.items())
     assert not all(torch.equal(c[name], each) for name, each in a.items())
@@ -245,15 +248,18 @@ def test_whole_weights_have_the_gradient_of_plain_torch_and_go_on(
         plain.zero_grad()
         assert rank.optim_step("w", STEP) == pytest.approx(float(norm), rel=1e-4)
     rank.save("w", tmp_path / "whole", True)
+    rank.save("w", tmp_path / "weights", False)
+    assert not [*(tmp_path / "weights").glob("optimizer*")]
+    assert "holds no optimizer state" in rank.load("u", tmp_path / "weights", True)
+    assert rank.load("u", tmp_path / "weights", False) == ""
     assert rank.load("v", tmp_path / "whole", True) == ""
-    for name in "wv":
+    for name in "wvu":
         rank.forward_backward([request(name, 9)])
         rank.optim_step(name, STEP)
-    rank.save("w", tmp_path / "w", True)
-    rank.save("v", tmp_path / "v", True)
-    assert (tmp_path / "w/model.safetensors").read_bytes() == (tmp_path / "v/model.safetensors").read_bytes()
-    for name in "wv":
+        rank.save(name, tmp_path / name, True)
         rank.drop(name)
+    w, v, u = ((tmp_path / name / "model.safetensors").read_bytes() for name in "wvu")
+    assert w == v and w != u
 
 
 def test_the_loaded_adapters_are_read_by_the_flag_adapter_too(rank: TenantRank, tmp_path: Path, model_dir) -> None:
@@ -269,3 +275,31 @@ def test_the_loaded_adapters_are_read_by_the_flag_adapter_too(rank: TenantRank, 
     config = with_adapter(build_job({"model": str(model_dir), "adapter": str(tmp_path / "saved")}, OFFLINE["sft"]))
     check_adapters(config, read_config(model_dir, "--model"))
     assert config.lora.lora_rank == 4
+    rank.create("b", ModelSpec(rank=4))
+    rank.save("b", tmp_path / "with_head", False)
+    with pytest.raises(ConfigError, match=r"adapts the LM head, too, .* merge it into its base"):
+        with_adapter(build_job({"model": str(model_dir), "adapter": str(tmp_path / "with_head")}, OFFLINE["sft"]))
+
+
+def test_an_exported_model_with_an_adapter_of_its_head_is_what_peft_and_merge_compute(
+    rank: TenantRank, tmp_path: Path, model_dir: Path
+) -> None:
+    """Of a base whose head is the embedding."""
+    from transformers import AutoModelForCausalLM
+
+    from consumer.adapters.merge import merge_adapter
+
+    rank.create("h", ModelSpec(rank=4, seed=1))
+    sent = request("h", 0)
+    for _ in range(2):
+        rank.forward_backward([sent])
+        rank.optim_step("h", STEP)
+    rank.save("h", tmp_path / "saved", False)
+    merge_adapter(model_dir, tmp_path / "saved", tmp_path / "merged", where="ADAPTER")
+    found = logprobs_of(rank.forward_backward([replace(sent, is_forward_only=True)]))
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    for model in (read_peft(model_dir, tmp_path / "saved"), merged):
+        _, expected = plain_pass(model, sent.data, sent.loss)
+        for each, right in zip(found, expected, strict=True):
+            np.testing.assert_allclose(each, right, atol=1e-5)
+    rank.drop("h")

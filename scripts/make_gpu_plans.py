@@ -231,7 +231,8 @@ def table_lines() -> Iterator[str]:
     """Yield the lines of both tables."""
     gpus = {model: (64,) if model.startswith("Llama") else NUM_GPUS for model in MODELS}
     plans = {(model, count): plan_of(model, count) for model in MODELS for count in gpus[model]}
-    head = "model, GPUs, split, layout, tokens, trainer, its host, share, engine rank, engine's host".split(", ")
+    head = ["model", "GPUs", "split", "layout", "tokens", "trainer", "its host", "share"]
+    head += ["engine rank", "engine's host"]
     yield from _heading(head)
     for (model, count), plan in plans.items():
         cells = [f"refused: {_needs(plan)}", *[""] * (len(head) - 3)] if isinstance(plan, str) else plan.cells()

@@ -51,8 +51,7 @@ class TrainersConfig(Section):
     )
     offload_activations: bool = execution(
         False,
-        "Recompute activations as --gradient-checkpointing does, and have what each decoder layer begins with wait for "
-        "the backward pass in host memory: for rows that are too long with checkpointing alone; no change on the CPU.",
+        "As --gradient-checkpointing, and what each layer begins with waits in host memory; no change on the CPU.",
     )
     compile_ops: bool | None = execution(
         None,

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from coati_rl.batching.packed_group import PackedGroup
 from coati_rl.checkpoint.ledger_writer import LedgerWriter
 from coati_rl.coordinator.evaluation import EvaluationRounds
 from coati_rl.coordinator.membership import UNSYNCED
@@ -23,10 +24,9 @@ from coati_rl.coordinator.run_status import RunStatus, run_status
 from coati_rl.coordinator.scheduler import Assembly, Scheduler
 from coati_rl.coordinator.settings import CoordinatorSettings
 from coati_rl.coordinator.training_reports import TrainingReports
-from coati_rl.data.packed_group import PackedGroup
-from coati_rl.data.prompt_source import PromptSource
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
+from coati_rl.reading.prompt_source import PromptSource
 from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work, WorkList
 
 _MAX_UNWRITTEN = 2  # records queued for the disk; with more of them, trainers wait

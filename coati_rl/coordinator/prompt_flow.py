@@ -11,13 +11,13 @@ are left, in this rollout step and the next ones, for every older prompt that is
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coati_rl.batching.batcher import StepBatcher
 from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.untrained_rollouts import FinishedGroup
 from coati_rl.coordinator.batch_updates import BatchUpdates
 from coati_rl.coordinator.leases import LeaseTable
 from coati_rl.coordinator.prompt_queue import PromptQueue
 from coati_rl.coordinator.settings import CoordinatorSettings
-from coati_rl.data.batcher import StepBatcher
 from coati_rl.estimator import load_estimator
 from coati_rl.text import count
 from coati_rl.types import Prompt, RolloutGroup

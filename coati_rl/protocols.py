@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from coati_rl.data.packed_group import PackedGroup
+from coati_rl.batching.packed_group import PackedGroup
 from coati_rl.types import CommitResult, GenerationRequest, GenerationResult, Problem, TokenChunk
 from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work
 

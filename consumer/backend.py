@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from coati_rl.batch import MicroBatch, MiniBatch
+from coati_rl.batching.packing import padded
 from coati_rl.checkpoint.directory import OBJECTIVE_KEY, load_state, role_directory
 from coati_rl.checkpoint.resumed_run import DATE_KEY
 from coati_rl.checkpoint.saved_adapter import WEIGHTS_KEY
 from coati_rl.checkpoint.tokenizer_files import read_tokenizer_files
 from coati_rl.config.optimizer import OptimizerConfig
-from coati_rl.data.packing import padded
 from coati_rl.errors import ConfigError
 from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import LossFn, Role

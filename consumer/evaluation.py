@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from coati_rl.algorithms.sums import merge_sums
-from coati_rl.data.packing import build_mini_batch
+from coati_rl.batching.packing import build_mini_batch
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline
 from coati_rl.protocols import Role
 from coati_rl.samples import RaggedBatch

@@ -13,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coati_rl.batching.packing import build_mini_batch
 from coati_rl.checkpoint.directory import ROLLOUTS_FILE
 from coati_rl.config.kept_weights import KeptWeights
-from coati_rl.data.packing import build_mini_batch
 from coati_rl.errors import RunError
 from coati_rl.observability.idle import IdleFraction
 from coati_rl.observability.timeline import NO_TIMELINE, Timeline

@@ -9,13 +9,13 @@ import numpy as np
 from torch import Tensor
 
 from coati_rl.algorithms.aggregation import token_weight
+from coati_rl.batching.dataset_source import DatasetSettings, batches_of, denominator, slice_batches
+from coati_rl.batching.sample_selection import SampleSelection
 from coati_rl.checkpoint.directory import load_state
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.coordinator.settings import selection_settings
-from coati_rl.data.dataset_source import DatasetSettings, batches_of, denominator, slice_batches
-from coati_rl.data.sample_selection import SampleSelection
 from coati_rl.errors import ConfigError
 from coati_rl.members import Members
 from coati_rl.protocols import Role

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from coati_rl.batching.packing import build_mini_batch, probe_micro_batch
 from coati_rl.checkpoint.directory import OBJECTIVE_KEY, load_state
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.plan import resolve_dtype
 from coati_rl.config.sync import SyncConfig
 from coati_rl.config.training import TrainingConfig
-from coati_rl.data.packing import build_mini_batch, probe_micro_batch
 from coati_rl.processes.freed_memory import return_freed_memory
 from coati_rl.protocols import Role
 from coati_rl.samples import RaggedBatch

@@ -9,9 +9,9 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from coati_rl.config import Config
-from coati_rl.data.chat_template import apply_chat_template
 from coati_rl.errors import ConfigError, EngineError
 from coati_rl.members import Members
+from coati_rl.reading.chat_template import apply_chat_template
 from coati_rl.samples import Sample
 from coati_rl.types import CUTS, GenerationRequest, SamplingParams
 from coati_rl.types import Completion as EngineCompletion

@@ -15,8 +15,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from coati_rl.data.episodes import final_trajectories
-from coati_rl.data.packed_group import PackedGroup
+from coati_rl.batching.episodes import final_trajectories
+from coati_rl.batching.packed_group import PackedGroup
 from coati_rl.errors import CoordinatorReplacedError
 from coati_rl.observability.phases import PHASES
 from coati_rl.observability.timeline import NO_TIMELINE, Span, Timeline

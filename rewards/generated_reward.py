@@ -8,7 +8,7 @@ the tags is wrong. A verifier that raises makes the response invalid.
 import re
 from collections.abc import Iterator, Sequence
 
-from coati_rl.data.generators import load_package, score_answer
+from coati_rl.reading.generators import load_package, score_answer
 from coati_rl.text import shorten
 from coati_rl.types import Problem, Score
 from rewards.reward import bounded, invalid_score

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coati_rl.batching.dataset_source import DatasetSource
 from coati_rl.checkpoint.directory import find_checkpoint, read_state
 from coati_rl.checkpoint.resumed_run import ResumedRun, changed_settings, check_shape, date_hint, read_settings
 from coati_rl.config.offline import OfflineConfig
-from coati_rl.data.dataset_source import DatasetSource
 from coati_rl.errors import ConfigError
 
 

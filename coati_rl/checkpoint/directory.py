@@ -2,7 +2,7 @@
 
     <checkpoints>/step-<N>/state.json     format_version (see `coati_rl.checkpoint.format`), step, policy_version,
                                           rng_state, "data" (see `coati_rl.checkpoint.position`), and template_date if
-                                          chat templates write the date (see `coati_rl.data.chat_template`)
+                                          chat templates write the date (see `coati_rl.reading.chat_template`)
                            rollouts.npz   sampled, not yet trained; see `coati_rl.checkpoint.untrained_rollouts`
                            manifest.json  size and digest of every other file
 

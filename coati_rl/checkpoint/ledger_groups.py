@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from coati_rl.batching.packed_group import as_packed
 from coati_rl.checkpoint.untrained_rollouts import describe_group, read_group
-from coati_rl.data.packed_group import as_packed
 from coati_rl.types import Prompt, RolloutGroup
 
 _LENGTHS = struct.Struct("<III")  # bytes of the description, N, M

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coati_rl.batching.packed_group import as_packed
 from coati_rl.checkpoint.ledger_files import CHECKPOINT, START, read_ledger
 from coati_rl.checkpoint.ledger_frames import LedgerError, Record
 from coati_rl.checkpoint.ledger_groups import group_from_bytes, group_to_bytes
 from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.untrained_rollouts import FinishedGroup
-from coati_rl.data.packed_group import as_packed
 from coati_rl.types import Prompt, RolloutGroup
 
 LEASED, FINISHED, FAILED = "leased", "finished", "failed"

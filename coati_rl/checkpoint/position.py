@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from coati_rl.data.draw_order import DrawOrder
+from coati_rl.reading.draw_order import DrawOrder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,9 +18,9 @@ from coati_rl.checkpoint.resumed_run import ResumedRun, changed_settings, check_
 from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.config import Config
 from coati_rl.config.tasks import TaskConfig
-from coati_rl.data.draw_order import DrawOrder
-from coati_rl.data.prompt_source import PromptSource
 from coati_rl.errors import ConfigError
+from coati_rl.reading.draw_order import DrawOrder
+from coati_rl.reading.prompt_source import PromptSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

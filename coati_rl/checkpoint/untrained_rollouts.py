@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from coati_rl.batching.packed_group import PackedGroup, PackedTrajectory, as_packed
 from coati_rl.checkpoint.format import FORMAT_VERSION, VERSION_KEY, migrate_rollouts
-from coati_rl.data.packed_group import PackedGroup, PackedTrajectory, as_packed
 from coati_rl.types import Baseline, Prompt, RolloutGroup, Score
 
 _SCORE_FIELDS = tuple(field.name for field in fields(Score))

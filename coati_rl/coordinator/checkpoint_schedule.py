@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from coati_rl.batching.packed_group import as_packed
 from coati_rl.checkpoint.position import Position, data_state
 from coati_rl.checkpoint.untrained_rollouts import FinishedGroup, UntrainedRollouts
 from coati_rl.coordinator.evaluation import EvaluationRounds
@@ -17,7 +18,6 @@ from coati_rl.coordinator.prompt_flow import PromptFlow
 from coati_rl.coordinator.prompt_queue import PromptQueue
 from coati_rl.coordinator.settings import CoordinatorSettings
 from coati_rl.coordinator.step_stats import StepStats
-from coati_rl.data.packed_group import as_packed
 from coati_rl.text import count
 from coati_rl.work import SaveWork, Wait, Work
 

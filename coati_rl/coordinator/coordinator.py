@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from coati_rl.batching.packed_group import PackedGroup
 from coati_rl.checkpoint.ledger_writer import LedgerWriter
 from coati_rl.checkpoint.position import Position
 from coati_rl.coordinator.evaluation import EvaluationRounds
@@ -26,10 +27,9 @@ from coati_rl.coordinator.scheduler import Assembly, Scheduler
 from coati_rl.coordinator.settings import CoordinatorSettings
 from coati_rl.coordinator.take_over import Decided, LeftState, describe, restore_state
 from coati_rl.coordinator.training_reports import TrainingReports
-from coati_rl.data.packed_group import PackedGroup
-from coati_rl.data.prompt_source import PromptSource
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
+from coati_rl.reading.prompt_source import PromptSource
 from coati_rl.types import RolloutGroup
 from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work, WorkList
 

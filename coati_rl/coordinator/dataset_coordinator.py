@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from coati_rl.batching.dataset_source import DatasetSource, evaluation_parts
 from coati_rl.checkpoint.best import BestCheckpoint
 from coati_rl.coordinator.event_log import EventLog
 from coati_rl.coordinator.reference_pass import ReferencePass
 from coati_rl.coordinator.run_status import RunStatus
 from coati_rl.coordinator.step_records import StepRecords
-from coati_rl.data.dataset_source import DatasetSource, evaluation_parts
 from coati_rl.disk import disk_errors
 from coati_rl.observability.running_clock import RunningClock
 from coati_rl.samples import RaggedBatch, Sample

@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from coati_rl.algorithms.pass_at_k import sampled_accuracy
+from coati_rl.batching.episodes import final_trajectories
 from coati_rl.checkpoint.best import BestCheckpoint
 from coati_rl.coordinator.leases import SamplingPlan
-from coati_rl.data.episodes import final_trajectories
 from coati_rl.disk import disk_errors
 from coati_rl.observability.records import (
     conversation_fields,

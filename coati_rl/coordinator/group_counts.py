@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
+from coati_rl.batching.episodes import has_logprobs
+from coati_rl.batching.group_rules import NoEffect, has_usable_baseline, is_valid, reason_without_effect
 from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.coordinator.settings import CoordinatorSettings
-from coati_rl.data.episodes import has_logprobs
-from coati_rl.data.group_rules import NoEffect, has_usable_baseline, is_valid, reason_without_effect
 from coati_rl.types import MAX_REWARD, RolloutGroup, Score
 
 logger = logging.getLogger(__name__)

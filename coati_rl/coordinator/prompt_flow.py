@@ -12,13 +12,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from coati_rl.batching.batcher import StepBatcher
 from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.untrained_rollouts import FinishedGroup
 from coati_rl.coordinator.batch_updates import BatchUpdates
 from coati_rl.coordinator.leases import LeaseTable
 from coati_rl.coordinator.prompt_queue import PromptQueue
 from coati_rl.coordinator.settings import CoordinatorSettings
-from coati_rl.data.batcher import StepBatcher
 from coati_rl.estimator import load_estimator
 from coati_rl.samples import RaggedBatch
 from coati_rl.text import count

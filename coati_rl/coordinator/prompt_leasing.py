@@ -5,9 +5,9 @@ Consumes: finished groups. Produces: leases, or the reason why there is none. No
 
 from collections.abc import Collection, Sequence
 
+from coati_rl.batching.packed_group import PackedGroup
 from coati_rl.coordinator.leases import OpenLease
 from coati_rl.coordinator.run_state import RunState
-from coati_rl.data.packed_group import PackedGroup
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.types import Lease, Prompt
 from coati_rl.work import LeaseReply

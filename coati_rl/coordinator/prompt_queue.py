@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Collection
 from typing import ClassVar
 
-from coati_rl.data.draw_order import DrawOrder
-from coati_rl.data.prompt_source import PromptSource
+from coati_rl.reading.draw_order import DrawOrder
+from coati_rl.reading.prompt_source import PromptSource
 from coati_rl.types import Prompt
 
 

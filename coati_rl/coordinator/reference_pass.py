@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from coati_rl.data.dataset_source import DatasetSettings, fingerprint, slice_batches
+from coati_rl.batching.dataset_source import DatasetSettings, fingerprint, slice_batches
 from coati_rl.disk import disk_errors
 from coati_rl.samples import RaggedBatch, Sample
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from coati_rl.data.episodes import context_tokens, episode_tokens, is_truncated
-from coati_rl.data.group_rules import GroupRules, has_usable_baseline, is_in_loss, is_valid, over_length_penalties
-from coati_rl.data.packed_group import as_packed, group_arrays
+from coati_rl.batching.episodes import context_tokens, episode_tokens, is_truncated
+from coati_rl.batching.group_rules import GroupRules, has_usable_baseline, is_in_loss, is_valid, over_length_penalties
+from coati_rl.batching.packed_group import as_packed, group_arrays
 from coati_rl.types import RolloutGroup
 
 # Reported for each task as well, if there are several; None if no group of the task was received for the step.

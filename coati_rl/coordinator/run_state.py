@@ -26,9 +26,9 @@ from coati_rl.coordinator.settings import CoordinatorSettings
 from coati_rl.coordinator.step_stats import StepStats
 from coati_rl.coordinator.turns import Turns
 from coati_rl.coordinator.weight_syncs import WeightSyncs
-from coati_rl.data.prompt_source import PromptSource
 from coati_rl.observability.background_writer import BackgroundWriter
 from coati_rl.observability.running_clock import RunningClock
+from coati_rl.reading.prompt_source import PromptSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+from coati_rl.batching.batcher import ClosedStep
 from coati_rl.coordinator.checkpoint_schedule import SaveNote
 from coati_rl.coordinator.run_state import RunState
 from coati_rl.coordinator.step_stats import StepDraft, StepSummary
-from coati_rl.data.batcher import ClosedStep
 from coati_rl.errors import RunError
 from coati_rl.samples import RaggedBatch
 from coati_rl.types import RolloutGroup

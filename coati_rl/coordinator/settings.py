@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from coati_rl.algorithms.advantage import GDPO
+from coati_rl.batching.batcher import BatchSettings
+from coati_rl.batching.group_rules import GroupRules, LengthLimit
+from coati_rl.batching.sample_selection import SelectionSettings
 from coati_rl.config import Config
 from coati_rl.config.sync import SyncConfig
 from coati_rl.coordinator.leases import SamplingPlan
 from coati_rl.coordinator.logprob_mismatch import MIN_SAMPLED_TOKENS, MismatchSettings, Precision
-from coati_rl.data.batcher import BatchSettings
-from coati_rl.data.group_rules import GroupRules, LengthLimit
-from coati_rl.data.sample_selection import SelectionSettings
 from coati_rl.plugins import is_plugin
 from coati_rl.types import CUTS, DEFAULT_TASK, Purpose, SamplingParams
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from coati_rl.batching.batcher import ClosedStep
+from coati_rl.batching.group_rules import GroupRules
 from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.coordinator.batch_updates import LaterUpdate
@@ -11,8 +13,6 @@ from coati_rl.coordinator.group_counts import GroupCounts
 from coati_rl.coordinator.rollout_statistics import rollout_statistics
 from coati_rl.coordinator.settings import CoordinatorSettings
 from coati_rl.coordinator.step_records import StepRecords
-from coati_rl.data.batcher import ClosedStep
-from coati_rl.data.group_rules import GroupRules
 from coati_rl.types import RolloutGroup
 
 # The same for each of a batch's updates.

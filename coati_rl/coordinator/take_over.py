@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from coati_rl.batching.batcher import ClosedStep
 from coati_rl.checkpoint.ledger_files import read_ledger
 from coati_rl.checkpoint.ledger_frames import LedgerError, Record
 from coati_rl.checkpoint.ledger_groups import group_from_bytes
@@ -20,7 +21,6 @@ from coati_rl.coordinator.kept import kept, restore
 from coati_rl.coordinator.run_state import RunState
 from coati_rl.coordinator.scheduler import Note, Scheduler, TrainNote
 from coati_rl.coordinator.state_json import References, from_json, to_json
-from coati_rl.data.batcher import ClosedStep
 from coati_rl.types import Prompt, RolloutGroup
 from coati_rl.work import WorkList
 

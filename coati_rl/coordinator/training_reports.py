@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from coati_rl.batching.batcher import ClosedStep
 from coati_rl.coordinator.prompt_leasing import PromptLeasing
 from coati_rl.coordinator.run_state import RunState
-from coati_rl.data.batcher import ClosedStep
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.work import CommitReport, SyncReport

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coati_rl.batching.dataset_source import DatasetSource
 from coati_rl.checkpoint.best import best_checkpoint
 from coati_rl.checkpoint.ledger_files import LEDGER, delete_ledger
 from coati_rl.checkpoint.ledger_writer import LedgerWriter
@@ -18,13 +19,12 @@ from coati_rl.coordinator.reference_pass import ReferencePass
 from coati_rl.coordinator.run_state import RunStart
 from coati_rl.coordinator.settings import coordinator_settings
 from coati_rl.coordinator.take_over import read_left_state
-from coati_rl.data.dataset_source import DatasetSource
-from coati_rl.data.prompt_source import probe_tokens
 from coati_rl.disk import disk_errors
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.preflight.prepared_run import Prepared
 from coati_rl.processes.actor_process import ActorContext, enter_actor
 from coati_rl.processes.run_dir import RunPaths
+from coati_rl.reading.prompt_source import probe_tokens
 
 if TYPE_CHECKING:
     from coati_rl.preflight.prepare_offline import PreparedDataset

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from coati_rl.data.group_rules import has_usable_baseline
+from coati_rl.batching.group_rules import has_usable_baseline
 from coati_rl.disk import disk_errors
 from coati_rl.observability.records import conversation_fields, score_fields, shown_truth, without_conversations
 from coati_rl.observability.step_files import delete_before, step_file, steps_in

@@ -11,14 +11,14 @@ import numpy as np
 from coati_rl.config.named_paths import read_sources
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_plan import RowCounts
-from coati_rl.data.files import LocatedRow, each_row
-from coati_rl.data.forms import Conversation, Form, Labelled, Pair, Recorded
-from coati_rl.data.mixing import Mixing
-from coati_rl.data.offline_samples import OfflineSamples, pair_samples
-from coati_rl.data.row_formats import Columns, FormSet
-from coati_rl.data.streamed_rows import StreamedRows
-from coati_rl.data.streamed_samples import StreamedSamples, streamed_forms
 from coati_rl.errors import ConfigError
+from coati_rl.reading.files import LocatedRow, each_row
+from coati_rl.reading.forms import Conversation, Form, Labelled, Pair, Recorded
+from coati_rl.reading.mixing import Mixing
+from coati_rl.reading.offline_samples import OfflineSamples, pair_samples
+from coati_rl.reading.row_formats import Columns, FormSet
+from coati_rl.reading.streamed_rows import StreamedRows
+from coati_rl.reading.streamed_samples import StreamedSamples, streamed_forms
 from coati_rl.samples import Sample
 
 TRAIN_FLAG = "--dataset"

@@ -15,7 +15,6 @@ from coati_rl.checkpoint.former_settings import with_former_settings
 from coati_rl.checkpoint.resumed_run import ResumedRun
 from coati_rl.config.plan import TrainingPlan, resolve_precision
 from coati_rl.config.training import TrainingConfig
-from coati_rl.data.chat_template import unread_warnings
 from coati_rl.memory.run_memory import Machine
 from coati_rl.model_files.check import Use
 from coati_rl.own_optimizer import check_own_functions
@@ -36,6 +35,7 @@ from coati_rl.preflight.sample_rows import TryModel, with_sample_rows
 from coati_rl.preflight.saved_tokenizer import Encoded, check_saved_tokenizer
 from coati_rl.processes.exit_messages import print_lines
 from coati_rl.processes.slow_phase import slow_phase
+from coati_rl.reading.chat_template import unread_warnings
 from coati_rl.types import Device
 
 Job = TypeVar("Job", bound=TrainingConfig)

@@ -19,8 +19,6 @@ from coati_rl.config.plan import Plan, make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.server_rules import stages_on_host
 from coati_rl.config.update_rules import with_sync_timeout
-from coati_rl.data.dataset import PromptSet, render_prompts
-from coati_rl.data.prompt_source import PromptSource
 from coati_rl.errors import ConfigError
 from coati_rl.estimator import load_estimator
 from coati_rl.memory.run_memory import Machine
@@ -40,6 +38,8 @@ from coati_rl.preflight.prompts import (
 )
 from coati_rl.preflight.saved_tokenizer import Encoded, some_rows
 from coati_rl.preflight.size_checks import check_length, check_prompts, check_step, check_token_ids, resolve_device
+from coati_rl.reading.dataset import PromptSet, render_prompts
+from coati_rl.reading.prompt_source import PromptSource
 from coati_rl.transport.choice import choose_backend
 from coati_rl.types import Device
 

@@ -17,13 +17,13 @@ from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.coordinator.leases import LeaseTable, SamplingPlan
-from coati_rl.data.chat_template import now, set_variables, unread_warnings, writes_date
-from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.check import Use
 from coati_rl.preflight.prompts import RewardFacts, load_run_rows, make_run_prompts
 from coati_rl.preflight.resources import checked_model_config, load_run_tokenizer, resolve_model
 from coati_rl.preflight.size_checks import check_length
+from coati_rl.reading.chat_template import now, set_variables, unread_warnings, writes_date
+from coati_rl.reading.dataset import PromptSet
 from coati_rl.types import CUTS, Device, Prompt, SamplingParams
 
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from coati_rl.batching.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.checkpoint.dataset_resume import DatasetResume, open_dataset_resume
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_plan import OfflinePlan, make_offline_plan
 from coati_rl.config.offline_rules import with_offline_defaults
-from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
-from coati_rl.data.mixing import Mixing
 from coati_rl.errors import ConfigError
 from coati_rl.memory.run_memory import Machine
 from coati_rl.model_files.check import Use
@@ -29,6 +28,7 @@ from coati_rl.preflight.preparation import Found, Preparation
 from coati_rl.preflight.prepared import PreparedJob
 from coati_rl.preflight.resources import find_device, positions_of
 from coati_rl.preflight.saved_tokenizer import Encoded, some_rows
+from coati_rl.reading.mixing import Mixing
 from coati_rl.samples import Sample
 from coati_rl.types import Device
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from coati_rl.checkpoint.resume import ResumePoint
 from coati_rl.config import Config
 from coati_rl.config.plan import Plan
-from coati_rl.data.dataset import PromptSet
-from coati_rl.data.prompt_source import PromptSource
-from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.preflight.prepared import PreparedJob
+from coati_rl.reading.dataset import PromptSet
+from coati_rl.reading.prompt_source import PromptSource
+from coati_rl.reading.streamed_prompts import StreamedPrompts
 from coati_rl.types import Prompt
 
 NUM_READ = 2000  # prompts, for their mean length, and of streamed ones for warnings about them

@@ -7,16 +7,16 @@ from typing import Any
 
 from coati_rl.config import Config
 from coati_rl.config.named_paths import read_sources
-from coati_rl.data.dataset import PromptSet, checked_row, load_rows, make_prompts
-from coati_rl.data.endless_prompts import EndlessPrompts, GeneratedPrompts
-from coati_rl.data.generators import Generator, open_generator
-from coati_rl.data.ground_truth import required_truth
-from coati_rl.data.prompt_source import DatasetPrompts
-from coati_rl.data.streamed_prompts import StreamedPrompts, streamed_task_rows
-from coati_rl.data.streamed_rows import StreamedRows
-from coati_rl.data.tasks import RowTasks, Task, TaskRow
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.generator_spec import DEFAULT_SIZE, GENERATED, is_generator, parse_generator
+from coati_rl.reading.dataset import PromptSet, checked_row, load_rows, make_prompts
+from coati_rl.reading.endless_prompts import EndlessPrompts, GeneratedPrompts
+from coati_rl.reading.generators import Generator, open_generator
+from coati_rl.reading.ground_truth import required_truth
+from coati_rl.reading.prompt_source import DatasetPrompts
+from coati_rl.reading.streamed_prompts import StreamedPrompts, streamed_task_rows
+from coati_rl.reading.streamed_rows import StreamedRows
+from coati_rl.reading.tasks import RowTasks, Task, TaskRow
 from coati_rl.reward_spec import NO_COLUMNS, RewardColumns
 from coati_rl.types import Prompt
 

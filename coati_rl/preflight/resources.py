@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from coati_rl.checkpoint.resumed_run import kept_date
 from coati_rl.config.data import DatasetFields
 from coati_rl.config.training import TrainingConfig
-from coati_rl.data.chat_template import now, set_chat_template, set_variables, writes_date
-from coati_rl.data.conversations import NO_OPTIONS
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapter_files import is_adapter
+from coati_rl.reading.chat_template import now, set_chat_template, set_variables, writes_date
+from coati_rl.reading.conversations import NO_OPTIONS
 from coati_rl.types import Device
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import numpy as np
 
 from coati_rl.checkpoint.tokenizer_files import read_tokenizer_files, tokenizer_files, write_files
 from coati_rl.config.training import TrainingConfig
-from coati_rl.data.chat_template import set_variables
 from coati_rl.errors import ConfigError
 from coati_rl.preflight.resources import read_tokenizer
+from coati_rl.reading.chat_template import set_variables
 
 Row = TypeVar("Row")
 Encoded = tuple[str, list[np.ndarray]]  # a row's name, its tokens and masks

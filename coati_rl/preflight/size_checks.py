@@ -10,10 +10,10 @@ from coati_rl.config import Config
 from coati_rl.config.plan import Plan
 from coati_rl.config.rules import nearest_flags
 from coati_rl.config.server_rules import stages_on_host
-from coati_rl.data.dataset import PromptSet
 from coati_rl.errors import ConfigError
 from coati_rl.preflight.prepared_run import NUM_READ
 from coati_rl.preflight.resources import find_device, positions_of
+from coati_rl.reading.dataset import PromptSet
 from coati_rl.types import Device
 
 

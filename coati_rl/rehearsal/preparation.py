@@ -21,8 +21,6 @@ from coati_rl.config.named_paths import read_sources
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.config.rules import check
 from coati_rl.config.training import TrainingConfig
-from coati_rl.data.files import each_row
-from coati_rl.data.streamed_prompts import StreamedPrompts
 from coati_rl.disk import free_bytes, size_text
 from coati_rl.errors import ConfigError
 from coati_rl.preflight.checkpoint_disk import kept_weights_total, num_checkpoints
@@ -31,6 +29,8 @@ from coati_rl.preflight.placement import ClusterNode, Request, assign_nodes, exp
 from coati_rl.preflight.prepared import PreparedJob
 from coati_rl.preflight.prepared_run import Prepared
 from coati_rl.processes.run_dir import check_save_dir, checkpoint_bytes, checkpoint_directory
+from coati_rl.reading.files import each_row
+from coati_rl.reading.streamed_prompts import StreamedPrompts
 from coati_rl.rehearsal.reduced import Reduced, reduced
 from coati_rl.rehearsal.small_model import write_small_model
 from coati_rl.samples import Sample

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from coati_rl.batching.batcher import BatchSettings, ClosedStep, StepBatcher
+from coati_rl.batching.dataset_source import DatasetSource
+from coati_rl.batching.packing import build_mini_batch
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.coordinator.settings import coordinator_settings
-from coati_rl.data.batcher import BatchSettings, ClosedStep, StepBatcher
-from coati_rl.data.dataset_source import DatasetSource
-from coati_rl.data.packing import build_mini_batch
 from coati_rl.errors import ConfigError
 from coati_rl.estimator import load_estimator
 from coati_rl.preflight.offline_rows import TRAIN_FLAG, load_forms, make_samples, needs_chat_template

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from coati_rl.data.packed_group import as_packed
+from coati_rl.batching.packed_group import as_packed
 from coati_rl.errors import ConfigError
 from coati_rl.run_lengths import decode_runs
 from coati_rl.run_reader.rollout import RecordedRollout

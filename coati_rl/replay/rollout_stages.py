@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from coati_rl.batch import MicroBatch
+from coati_rl.batching.batcher import ClosedStep
+from coati_rl.batching.packing import probe_micro_batch
 from coati_rl.config import Config
-from coati_rl.data.batcher import ClosedStep
-from coati_rl.data.packing import probe_micro_batch
 from coati_rl.errors import CoatiError
 from coati_rl.observability.records import shown_truth
 from coati_rl.replay.forward import token_scores

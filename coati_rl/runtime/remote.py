@@ -13,8 +13,8 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from coati_rl.batching.packed_group import PackedGroup
 from coati_rl.coordinator.run_status import RunStatus
-from coati_rl.data.packed_group import PackedGroup
 from coati_rl.errors import CoatiError, CoordinatorReplacedError, PeerLostError, RunError
 from coati_rl.text import first_line
 from coati_rl.types import CommitResult

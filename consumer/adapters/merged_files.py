@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from coati_rl.checkpoint.tokenizer_files import TEMPLATE_FILE, TEMPLATES_DIR, read_tokenizer_files, write_files
-from coati_rl.data.reward_samples import padding_token_id
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapted_layers import FACTORS
 from coati_rl.model_files.adapter_files import PREFIX, WEIGHTS_FILE, AdapterDirectory
@@ -21,6 +20,7 @@ from coati_rl.model_files.saving import CONFIG, GENERATION
 from coati_rl.model_files.stored import read_stored, tensors_of
 from coati_rl.model_files.values import HEAD
 from coati_rl.preflight.resources import read_tokenizer
+from coati_rl.reading.reward_samples import padding_token_id
 from consumer.adapters.adapters import BASE_WEIGHT, read_start, with_product
 from consumer.parallel.parameters import ParameterInfo
 from consumer.whole_directory import flush

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coati_rl.config.offline import OfflineConfig
-from coati_rl.data.reward_samples import padding_token_id
 from coati_rl.preflight.resources import load_tokenizer
 from coati_rl.protocols import Role
+from coati_rl.reading.reward_samples import padding_token_id
 from coati_rl.work import EvaluateWork, ReferenceWork
 from consumer.backend_config import ModelSource, frozen
 from consumer.evaluation import Evaluator, score_samples

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from coati_rl.checkpoint.directory import role_directory
 from coati_rl.config import Config
-from coati_rl.data.reward_samples import padding_token_id
 from coati_rl.preflight.resources import load_tokenizer
 from coati_rl.protocols import Role, TrainerCoordinator
+from coati_rl.reading.reward_samples import padding_token_id
 from coati_rl.runtime.address import own_address
 from consumer.backend_config import ModelSource, frozen
 from consumer.jobs.job import JobContext, policy_source, start_model, trained_model

@@ -1,7 +1,7 @@
 """Optimise a reward model on pairs of responses, of which one is preferred (Bradley-Terry).
 
 The model has a scalar head. Samples 2k and 2k + 1 are the preferred and the other response to a prompt, with one loss
-token each: its source is the token whose value is the reward (see `coati_rl.data.reward_samples`).
+token each: its source is the token whose value is the reward (see `coati_rl.reading.reward_samples`).
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """Optimise a process reward model: a language model predicts after each step of a solution whether it is right.
 
-Each loss token of a sample is a step: its source is the step's placeholder token (see `coati_rl.data.reward_samples`).
-There are two label tokens, a positive and a negative one. N steps.
+Each loss token of a sample is a step: its source is the step's placeholder token (see
+`coati_rl.reading.reward_samples`). There are two label tokens, a positive and a negative one. N steps.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from torch import Tensor
 from coati_rl.algorithms.reward_model import label_loss
 from coati_rl.batch import MicroBatch
 from coati_rl.config.jobs.prm import PrmJobConfig
-from coati_rl.data.reward_samples import label_token_ids
+from coati_rl.reading.reward_samples import label_token_ids
 from consumer.objectives.objective import SingleLoss, Targets, mean_of
 
 

@@ -1,6 +1,6 @@
 """Optimise a critic alone on recorded rollouts: its values against the returns of their tokens.
 
-The model has a scalar head; the samples have the array `returns` (see `coati_rl.data.value_samples`).
+The model has a scalar head; the samples have the array `returns` (see `coati_rl.batching.value_samples`).
 """
 
 from collections.abc import Callable, Mapping

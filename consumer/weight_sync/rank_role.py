@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from coati_rl.batching.packing import probe_micro_batch
 from coati_rl.config import Config
 from coati_rl.config.server_rules import stages_on_host
 from coati_rl.config.update_rules import stages_on_gpu
-from coati_rl.data.packing import probe_micro_batch
 from coati_rl.protocols import SyncReports, WeightReceiver
 from coati_rl.transport.choice import WeightTransport, choose_backend
 from coati_rl.transport.wire import WeightSender

@@ -7,8 +7,8 @@ number of prompts is leased beyond the first unfinished one.
 
 from collections.abc import Callable, Sequence
 
+from coati_rl.batching.packed_group import PackedGroup
 from coati_rl.coordinator.leases import LeaseTable
-from coati_rl.data.packed_group import PackedGroup
 from coati_rl.types import Lease, Prompt, RolloutGroup
 from coati_rl.work import LeaseReply
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coati_rl.data.episodes import episode_tokens, final_trajectories
+from coati_rl.batching.episodes import episode_tokens, final_trajectories
 from coati_rl.observability.records import score_fields, shown_truth
 from coati_rl.types import RolloutGroup
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import jinja2
 
-from coati_rl.data.conversations import leading_ids
 from coati_rl.errors import RolloutError
+from coati_rl.reading.conversations import leading_ids
 from producer.environments.episode import Message
 
 _SENTINEL = "qzjsentinelqzj"  # without white space, which templates trim

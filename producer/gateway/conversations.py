@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coati_rl.data.chat_template import check_options, reads, template_of
-from coati_rl.data.conversations import leading_ids
 from coati_rl.errors import ConfigError, RolloutError
+from coati_rl.reading.chat_template import check_options, reads, template_of
+from coati_rl.reading.conversations import leading_ids
 from coati_rl.types import Completion
 from producer.environments.chat import ChatTemplate
 from producer.environments.episode import Message

@@ -4,8 +4,8 @@ import shlex
 from pathlib import Path
 
 from coati_rl.config import Config
-from coati_rl.data.ground_truth import ANSWER_KEYS
 from coati_rl.preflight.resources import load_run_tokenizer
+from coati_rl.reading.ground_truth import ANSWER_KEYS
 from coati_rl.reward_spec import ENVIRONMENT_REWARD
 from producer.environments.chat import ChatTemplate
 from producer.gateway.agent_environment import AgentCommand, AgentEnvironment

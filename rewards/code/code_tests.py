@@ -18,8 +18,8 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
-from coati_rl.data.listed_tests import read_listed_tests
 from coati_rl.errors import ConfigError
+from coati_rl.reading.listed_tests import read_listed_tests
 from rewards.code.long_integers import any_number_of_digits, dump_json, load_json
 
 _MAX_CACHED = 64  # the G responses of a group share their tests

@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from coati_rl.data.ground_truth import ANSWER_KEYS, ground_truth, required_truth
 from coati_rl.errors import ConfigError
+from coati_rl.reading.ground_truth import ANSWER_KEYS, ground_truth, required_truth
 from coati_rl.reward_spec import NO_COLUMNS, RewardColumns
 from coati_rl.types import Problem, Score
 from rewards.commands.command_arguments import add_reward_arguments, reward_spec

@@ -29,14 +29,14 @@ os.environ.update(actor_environment())  # as a run's; before anything imports Ra
 
 import ray
 
+from coati_rl.batching.packed_group import PackedGroup
+from coati_rl.batching.packing import build_mini_batch
 from coati_rl.config.cli import build_config
 from coati_rl.coordinator.coordinator import Coordinator
 from coati_rl.coordinator.evaluation import EvaluationRounds
 from coati_rl.coordinator.settings import coordinator_settings
-from coati_rl.data.packed_group import PackedGroup
-from coati_rl.data.packing import build_mini_batch
-from coati_rl.data.prompt_source import DatasetPrompts
 from coati_rl.observability.rollouts import RolloutRecorder
+from coati_rl.reading.prompt_source import DatasetPrompts
 from coati_rl.runtime.remote import RemoteCoordinator
 from coati_rl.types import Completion, Lease, Prompt, RolloutGroup, SamplingParams, Score
 from coati_rl.work import TrainWork

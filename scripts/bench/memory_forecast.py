@@ -35,8 +35,8 @@ from shared_prefix import LOSS, RATE, make_samples
 from coati_rl.algorithms.gae import TokenReturns
 from coati_rl.algorithms.value_loss import ValueLoss
 from coati_rl.batch import MicroBatch, MiniBatch
+from coati_rl.batching.packing import pack
 from coati_rl.config.cli import build_config
-from coati_rl.data.packing import pack
 from coati_rl.errors import ConfigError
 from coati_rl.memory.activations import MicroBatchSize
 from coati_rl.memory.adapters import adapter_shape, shares_base

@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MicroBatch, MiniBatch
-from coati_rl.data.packing import pack
+from coati_rl.batching.packing import pack
 from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.samples import Sample
 from consumer.backend import Backend

@@ -28,8 +28,8 @@ from datasets import Dataset
 from random_model import save_random_model
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, PrinterCallback
 
-from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
-from coati_rl.data.packing import build_mini_batch
+from coati_rl.batching.dataset_source import DatasetSettings, DatasetSource
+from coati_rl.batching.packing import build_mini_batch
 from coati_rl.model_files.adapter_files import ALL_LINEAR, AdapterSpec
 from coati_rl.samples import Sample
 from coati_rl.work import TrainWork

@@ -30,7 +30,7 @@ from trainer_process import run_as_trainer
 from training_loops import LOG_RATIOS, LOSS, TOLERANCES
 
 from coati_rl.batch import MicroBatch, MiniBatch
-from coati_rl.data.packing import pack
+from coati_rl.batching.packing import pack
 from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.samples import Sample
 from consumer.backend import Backend

@@ -38,8 +38,8 @@ from training_loops import (
 )
 from transformers import PreTrainedModel
 
+from coati_rl.batching.packing import pack
 from coati_rl.config.optimizer import OptimizerConfig
-from coati_rl.data.packing import pack
 from coati_rl.model_files.quiet import no_progress_bars
 from coati_rl.samples import Sample
 from consumer.backend import make_backend

@@ -9,7 +9,7 @@ from bench.mfu import SHAPES, make_backend, make_samples
 
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.batch import MiniBatch
-from coati_rl.data.packing import pack
+from coati_rl.batching.packing import pack
 
 LENGTHS = (96, 64, 48, 33)
 

@@ -9,7 +9,7 @@ from bench.mfu import SHAPES, make_backend, make_samples
 from torch import Tensor
 
 from coati_rl.batch import MicroBatch
-from coati_rl.data.packing import pack
+from coati_rl.batching.packing import pack
 from consumer.backend import Backend
 from consumer.models import packed_attention, policy_model
 from tests.gpu.devices import on_cpu_and_gpu, size_on

@@ -5,20 +5,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coati_rl.batching.batcher import BatchSettings
+from coati_rl.batching.group_rules import GroupRules
+from coati_rl.batching.packed_group import PackedGroup
 from coati_rl.config.sync import SyncConfig
 from coati_rl.coordinator.coordinator import Coordinator
 from coati_rl.coordinator.evaluation import EvaluationRounds
 from coati_rl.coordinator.leases import SamplingPlan
 from coati_rl.coordinator.run_state import RunStart
 from coati_rl.coordinator.settings import CoordinatorSettings
-from coati_rl.data.batcher import BatchSettings
-from coati_rl.data.group_rules import GroupRules
-from coati_rl.data.packed_group import PackedGroup
-from coati_rl.data.prompt_source import DatasetPrompts
 from coati_rl.observability.rollouts import RolloutRecorder
+from coati_rl.reading.prompt_source import DatasetPrompts
 from coati_rl.types import Completion, Prompt, RolloutGroup, SamplingParams, Score
 from producer.environments.single_turn import single_turns
-from tests.unit.data.trajectories import FORKED
+from tests.unit.batching.trajectories import FORKED
 
 
 class DirectCoordinator(Coordinator):

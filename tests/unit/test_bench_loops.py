@@ -8,7 +8,7 @@ import torch
 from bench.random_model import save_random_model
 from bench.training_loops import LOG_RATIOS, TOLERANCES, BackendLoop, PlainLoop, check_agreement, load
 
-from coati_rl.data.packing import pack
+from coati_rl.batching.packing import pack
 from coati_rl.samples import Sample
 from consumer.backend import Backend
 from consumer.models.policy_model import DTYPES

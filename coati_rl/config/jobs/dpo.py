@@ -65,7 +65,7 @@ class DpoJobConfig(WithReference):
     COMMAND: ClassVar[str] = "coati-rl dpo"
     SUMMARY: ClassVar[str] = "Train on pairs of a chosen and a rejected completion: DPO, IPO, SimPO, ORPO and others."
     JOB: ClassVar[str] = "dpo"
-    SAMPLES: ClassVar[str] = "coati_rl.data.offline_samples:pair_samples"
+    SAMPLES: ClassVar[str] = "coati_rl.reading.offline_samples:pair_samples"
     OBJECTIVE: ClassVar[str] = "consumer.objectives.preference:of_job"
 
     data: PairDataConfig = PairDataConfig()

@@ -47,7 +47,7 @@ class KtoJobConfig(WithReference):
     COMMAND: ClassVar[str] = "coati-rl kto"
     SUMMARY: ClassVar[str] = "Train on completions that are labelled desirable or undesirable (KTO)."
     JOB: ClassVar[str] = "kto"
-    SAMPLES: ClassVar[str] = "coati_rl.data.offline_samples:kto_samples"
+    SAMPLES: ClassVar[str] = "coati_rl.reading.offline_samples:kto_samples"
     OBJECTIVE: ClassVar[str] = "consumer.objectives.kto:of_job"
 
     data: LabelledDataConfig = LabelledDataConfig()

@@ -66,7 +66,7 @@ class PrmJobConfig(OfflineConfig):
     COMMAND: ClassVar[str] = "coati-rl prm"
     SUMMARY: ClassVar[str] = "Train a process reward model on solutions whose steps are labelled."
     JOB: ClassVar[str] = "prm"
-    SAMPLES: ClassVar[str] = "coati_rl.data.reward_samples:prm_samples"
+    SAMPLES: ClassVar[str] = "coati_rl.reading.reward_samples:prm_samples"
     OBJECTIVE: ClassVar[str] = "consumer.objectives.process_reward:of_job"
 
     data: StepsDataConfig = StepsDataConfig()

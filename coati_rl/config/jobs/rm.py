@@ -29,7 +29,7 @@ class RmJobConfig(OfflineConfig):
     COMMAND: ClassVar[str] = "coati-rl rm"
     SUMMARY: ClassVar[str] = "Train a reward model on pairs of a chosen and a rejected completion (Bradley-Terry)."
     JOB: ClassVar[str] = "rm"
-    SAMPLES: ClassVar[str] = "coati_rl.data.reward_samples:rm_samples"
+    SAMPLES: ClassVar[str] = "coati_rl.reading.reward_samples:rm_samples"
     OBJECTIVE: ClassVar[str] = "consumer.objectives.pairwise:of_job"
     UNIT: ClassVar[int] = 2
     HAS_SCALAR_HEAD: ClassVar[bool] = True

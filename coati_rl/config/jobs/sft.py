@@ -68,7 +68,7 @@ class SftJobConfig(OfflineConfig):
     COMMAND: ClassVar[str] = "coati-rl sft"
     SUMMARY: ClassVar[str] = "Supervised fine-tuning on conversations or text."
     JOB: ClassVar[str] = "sft"
-    SAMPLES: ClassVar[str] = "coati_rl.data.offline_samples:sft_samples"
+    SAMPLES: ClassVar[str] = "coati_rl.reading.offline_samples:sft_samples"
     OBJECTIVE: ClassVar[str] = "consumer.objectives.forward_kl:of_job"
 
     data: SftDataConfig = SftDataConfig()

@@ -41,8 +41,8 @@ class ValueJobConfig(OfflineConfig):
     COMMAND: ClassVar[str] = "coati-rl value"
     SUMMARY: ClassVar[str] = "Train a critic on the rollouts of a run (value pretraining), for PPO's --critic-model."
     JOB: ClassVar[str] = "value"
-    FORMS: ClassVar[str] = "coati_rl.data.recorded_rollouts:read_rollouts"
-    SAMPLES: ClassVar[str] = "coati_rl.data.value_samples:value_samples"
+    FORMS: ClassVar[str] = "coati_rl.batching.recorded_rollouts:read_rollouts"
+    SAMPLES: ClassVar[str] = "coati_rl.batching.value_samples:value_samples"
     OBJECTIVE: ClassVar[str] = "consumer.objectives.value_pretraining:of_job"
     HAS_SCALAR_HEAD: ClassVar[bool] = True
     VALUES_TOKENS: ClassVar[bool] = True

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from coati_rl.data.special_tokens import is_special
 from coati_rl.errors import ConfigError
+from coati_rl.reading.special_tokens import is_special
 from producer.tools.call_formats.answer import ToolCallFormat
 from producer.tools.call_formats.hermes import HermesFormat
 from producer.tools.call_formats.llama3_json import Llama3JsonFormat

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from coati_rl.batching.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.checkpoint.directory import STATE_FILE
 from coati_rl.config.offline import OfflineConfig
-from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.observability.timeline import NO_TIMELINE
 from coati_rl.samples import Sample
 from consumer.backend import Backend

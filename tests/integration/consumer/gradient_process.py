@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch, MiniBatch
-from coati_rl.data.packing import blank_micro_batch
+from coati_rl.batching.packing import blank_micro_batch
 from coati_rl.ops.fused_loss import fused_token_loss
 from coati_rl.ops.logprob import token_logprobs
 from consumer.backend import Backend

@@ -13,10 +13,10 @@ from torch import Tensor
 from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS
 from coati_rl.algorithms.aggregation import LossVariation
 from coati_rl.algorithms.loss import PolicyLoss
-from coati_rl.data.batcher import BatchSettings, StepBatcher
-from coati_rl.data.group_rules import GroupRules
-from coati_rl.data.packing import build_mini_batch
-from coati_rl.data.sample_selection import SelectionSettings
+from coati_rl.batching.batcher import BatchSettings, StepBatcher
+from coati_rl.batching.group_rules import GroupRules
+from coati_rl.batching.packing import build_mini_batch
+from coati_rl.batching.sample_selection import SelectionSettings
 from coati_rl.types import Completion, Prompt, RolloutGroup, Score
 from coati_rl.work import RepeatWork
 from consumer.backend import Backend

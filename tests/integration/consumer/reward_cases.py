@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from coati_rl.algorithms.value_loss import ValueLoss
-from coati_rl.data.reward_samples import process_sample, reward_pair
+from coati_rl.reading.reward_samples import process_sample, reward_pair
 from coati_rl.samples import Sample
 from consumer.models.scalar_head import ScalarHead
 from consumer.objectives.objective import Objective

@@ -8,8 +8,8 @@ from transformers import PreTrainedTokenizerFast
 from coati_rl.checkpoint.directory import load_state
 from coati_rl.config.cli import build_job
 from coati_rl.config.jobs.rm import RmJobConfig
-from coati_rl.data.forms import Pair
-from coati_rl.data.reward_samples import padding_token_id, rm_samples
+from coati_rl.reading.forms import Pair
+from coati_rl.reading.reward_samples import padding_token_id, rm_samples
 from consumer.backend import Backend
 from consumer.models.scalar_head import ScalarHead
 from tests.integration.consumer.dataset_process import BATCH_SIZE, layout_settings, train

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MiniBatch
-from coati_rl.data.packing import build_micro_batches, plan_batches
+from coati_rl.batching.packing import build_micro_batches, plan_batches
 from coati_rl.samples import Sample
 from consumer.backend import Backend
 from tests.integration.consumer.conftest import EVERY_LAYOUT, LEARNING_RATE, NUM_STEPS

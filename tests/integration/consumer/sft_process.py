@@ -6,8 +6,8 @@ from transformers import PreTrainedTokenizerFast
 
 from coati_rl.config.cli import build_job
 from coati_rl.config.jobs.sft import SftJobConfig
-from coati_rl.data.forms import Conversation
-from coati_rl.data.offline_samples import sft_samples
+from coati_rl.reading.forms import Conversation
+from coati_rl.reading.offline_samples import sft_samples
 from tests.integration.consumer.dataset_process import layout_settings, train
 from tests.integration.consumer.parity import conversations
 from tests.integration.consumer.trainer import make_trainer

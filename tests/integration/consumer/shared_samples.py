@@ -7,7 +7,7 @@ import numpy as np
 from coati_rl import samples as package
 from coati_rl.algorithms.aggregation import LossVariation, token_weight
 from coati_rl.batch import MicroBatch
-from coati_rl.data.packing import pack
+from coati_rl.batching.packing import pack
 from tests.integration.consumer.samples import MAX_RESPONSE, Sample
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from coati_rl.data.reward_samples import rm_samples
+from coati_rl.reading.reward_samples import rm_samples
 from tests.integration.consumer.conftest import LAYOUTS, save_model
 from tests.integration.consumer.parity import CHARACTERS, make_tokenizer
 from tests.integration.consumer.reward_model_process import (

@@ -13,9 +13,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from coati_rl.algorithms.advantage import group_norm
-from coati_rl.data.group_rules import GroupRules
-from coati_rl.data.packing import pack
-from coati_rl.data.sample_builder import build_samples
+from coati_rl.batching.group_rules import GroupRules
+from coati_rl.batching.packing import pack
+from coati_rl.batching.sample_builder import build_samples
 from consumer.models.policy_model import load_policy, make_input, policy_forward
 from producer.environments.chat import TemplateError
 from tests.integration.engines.engine_process import hosted_engine

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from coati_rl.data.packing import probe_micro_batch
+from coati_rl.batching.packing import probe_micro_batch
 from coati_rl.errors import TransferError
 from coati_rl.model_files.adapter_files import AdapterSpec
 from consumer.adapters.adapters import AdapterSource

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from coati_rl.data.ground_truth import ground_truth
+from coati_rl.reading.ground_truth import ground_truth
 
 FOLDER = Path(__file__).parent / "honest"
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.batch import MicroBatch
-from coati_rl.data.packing import pack
+from coati_rl.batching.packing import pack
 from coati_rl.samples import Sample
 from consumer.objectives.kto import MISMATCHED, Kto
 from tests.unit.algorithms.preference_oracle import Completion

@@ -11,8 +11,8 @@ from coati_rl.checkpoint.directory import load_state, read_state, write_manifest
 from coati_rl.checkpoint.format import FORMAT_VERSION, MIGRATIONS, migrate_rollouts, migrate_state
 from coati_rl.checkpoint.position import Position, data_state, read_data_state
 from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
-from coati_rl.data.draw_order import DrawOrder
 from coati_rl.errors import ConfigError
+from coati_rl.reading.draw_order import DrawOrder
 from coati_rl.types import Prompt
 
 POSITION = {

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from coati_rl.batching.packed_group import PackedGroup, as_packed
 from coati_rl.checkpoint.ledger_files import (
     append,
     begin_segment,
@@ -17,7 +18,6 @@ from coati_rl.checkpoint.ledger_files import (
 from coati_rl.checkpoint.ledger_frames import LedgerError, Record, encode_frame, read_frames
 from coati_rl.checkpoint.ledger_groups import group_from_bytes, group_to_bytes
 from coati_rl.checkpoint.ledger_writer import LedgerWriter
-from coati_rl.data.packed_group import PackedGroup, as_packed
 from coati_rl.errors import RunError
 
 START = Record(kind="start", fields={"step": 0})

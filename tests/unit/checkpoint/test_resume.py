@@ -12,13 +12,13 @@ from coati_rl.checkpoint.position import Position, data_state
 from coati_rl.checkpoint.resume import open_resume_point
 from coati_rl.checkpoint.untrained_rollouts import FinishedGroup, UntrainedRollouts
 from coati_rl.config.cli import parse
-from coati_rl.data.draw_order import DrawOrder, fingerprint, ground_truth_digest
-from coati_rl.data.endless_prompts import EndlessPrompts, GeneratedPrompts
-from coati_rl.data.generators import open_generator
-from coati_rl.data.prompt_source import DatasetPrompts
-from coati_rl.data.tasks import Task
 from coati_rl.errors import ConfigError
 from coati_rl.generator_spec import parse_generator
+from coati_rl.reading.draw_order import DrawOrder, fingerprint, ground_truth_digest
+from coati_rl.reading.endless_prompts import EndlessPrompts, GeneratedPrompts
+from coati_rl.reading.generators import open_generator
+from coati_rl.reading.prompt_source import DatasetPrompts
+from coati_rl.reading.tasks import Task
 
 SIZES = "-t 1 -i 1 -ibs 2 -imbs 1 -tbs 2 -tMbs 1 -tmbs 1 -g 2 -d data.jsonl"
 

@@ -8,9 +8,9 @@ from coati_rl.config.cli import parse
 from coati_rl.config.plan import make_plan
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.rules import check
-from coati_rl.data.dataset import make_prompts
-from coati_rl.data.tasks import Task, TaskRow
 from coati_rl.errors import ConfigError
+from coati_rl.reading.dataset import make_prompts
+from coati_rl.reading.tasks import Task, TaskRow
 from producer.made_environment import check_environment
 
 HERMES = (

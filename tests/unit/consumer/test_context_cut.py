@@ -113,7 +113,7 @@ def test_ranks_have_equal_tokens_and_nearly_equal_work(lengths: Sequence[int], n
 
 
 def test_a_blank_micro_batch_has_no_loss_token_on_any_rank() -> None:
-    from coati_rl.data.packing import blank_micro_batch
+    from coati_rl.batching.packing import blank_micro_batch
 
     cut = cut_context(blank_micro_batch(), 4)
     assert (cut.loss_places == 1).all()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from coati_rl.data.dataset_source import DatasetSettings, evaluation_parts
+from coati_rl.batching.dataset_source import DatasetSettings, evaluation_parts
 from coati_rl.samples import Sample
 from coati_rl.work import EvaluateWork
 from consumer.backend import Backend

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from coati_rl.data.packing import probe_micro_batch
+from coati_rl.batching.packing import probe_micro_batch
 from consumer.backend import Backend
 from consumer.models.float32_compute import Float32Compute
 from consumer.parallel.single_process import SingleProcess

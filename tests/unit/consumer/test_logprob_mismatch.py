@@ -11,10 +11,10 @@ from torch import Tensor
 
 from coati_rl.algorithms.advantage import group_norm
 from coati_rl.batch import MicroBatch
+from coati_rl.batching.batcher import BatchSettings, StepBatcher
+from coati_rl.batching.group_rules import GroupRules
+from coati_rl.batching.packing import build_mini_batch
 from coati_rl.config import Config
-from coati_rl.data.batcher import BatchSettings, StepBatcher
-from coati_rl.data.group_rules import GroupRules
-from coati_rl.data.packing import build_mini_batch
 from coati_rl.protocols import Role
 from coati_rl.types import RolloutGroup
 from consumer.backend import Backend

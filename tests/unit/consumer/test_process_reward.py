@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from coati_rl.batch import MicroBatch
-from coati_rl.data.packing import blank_micro_batch, pack
-from coati_rl.data.reward_samples import process_sample
+from coati_rl.batching.packing import blank_micro_batch, pack
+from coati_rl.reading.reward_samples import process_sample
 from consumer.objectives.process_reward import ProcessReward
 
 MARK, RIGHT, WRONG = 9, 7, 8

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from coati_rl.batch import MicroBatch, MiniBatch
+from coati_rl.batching.packing import pack
 from coati_rl.config.optimizer import OptimizerConfig
-from coati_rl.data.packing import pack
-from coati_rl.data.reward_samples import reward_pair
 from coati_rl.errors import ConfigError
+from coati_rl.reading.reward_samples import reward_pair
 from coati_rl.samples import Sample
 from consumer.backend import Backend
 from consumer.models.policy_model import make_input, policy_forward

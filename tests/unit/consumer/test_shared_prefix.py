@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coati_rl.batch import MicroBatch
-from coati_rl.data.packing import pack
+from coati_rl.batching.packing import pack
 from coati_rl.samples import Sample
 from consumer.models import packed_attention
 from consumer.models.loading import prepare

@@ -4,7 +4,7 @@ import json
 
 from coati_rl.checkpoint.position import read_data_state
 from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
-from coati_rl.data.prompt_source import drawn_prompt
+from coati_rl.reading.prompt_source import drawn_prompt
 from coati_rl.work import CommitReport, RepeatWork, SyncReport, SyncWork, TrainWork
 from tests.unit.coordinator.coordinator_calls import events, work
 

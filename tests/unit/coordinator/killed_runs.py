@@ -12,7 +12,7 @@ from coati_rl.checkpoint.ledger_files import segments_in
 from coati_rl.checkpoint.ledger_resume import recover
 from coati_rl.checkpoint.ledger_writer import LedgerWriter
 from coati_rl.checkpoint.rollback import set_aside_records
-from coati_rl.data.prompt_source import DatasetPrompts
+from coati_rl.reading.prompt_source import DatasetPrompts
 from coati_rl.work import CommitReport, FinishWork, SaveWork, SyncReport, SyncWork, TrainWork, Wait
 from tests.unit.coordinator.driver import position_of, resumed
 

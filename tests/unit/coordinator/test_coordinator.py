@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from coati_rl.batching.packed_group import PackedGroup
 from coati_rl.coordinator.coordinator import Coordinator
-from coati_rl.data.packed_group import PackedGroup
 from coati_rl.errors import RunError
 from coati_rl.work import FinishWork, SaveWork, SyncWork, TrainWork
 from tests.unit.coordinator.coordinator_calls import (

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from coati_rl.data.batcher import StepBatcher
+from coati_rl.batching.batcher import StepBatcher
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.work import FinishWork, SaveWork, TrainWork, Wait

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from coati_rl.batching.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.coordinator.dataset_coordinator import TRAIN, DatasetCoordinator, DatasetRunSettings
 from coati_rl.coordinator.reference_pass import ReferencePass
-from coati_rl.data.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.errors import RunError
 from coati_rl.samples import Sample
 from coati_rl.work import EvaluateWork, FinishWork, ReferenceWork, SaveWork, TrainWork, Wait

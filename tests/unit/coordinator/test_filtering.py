@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from coati_rl.data.packing import build_mini_batch
+from coati_rl.batching.packing import build_mini_batch
 from coati_rl.errors import RunError
 from coati_rl.work import FinishWork, SaveWork, SyncWork, TrainWork
 from tests.unit.coordinator.driver import Run, position_of, resumed, rollouts, trained

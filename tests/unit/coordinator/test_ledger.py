@@ -11,8 +11,8 @@ from coati_rl.checkpoint.ledger_frames import Record
 from coati_rl.checkpoint.ledger_resume import LEASED, finished_record, recover, start_records
 from coati_rl.checkpoint.ledger_writer import LedgerWriter
 from coati_rl.checkpoint.position import Position
-from coati_rl.data.prompt_source import DatasetPrompts
 from coati_rl.errors import RunError
+from coati_rl.reading.prompt_source import DatasetPrompts
 from coati_rl.work import FinishWork, SaveWork, SyncWork, TrainWork
 from tests.unit.coordinator.driver import Run, position_of, resumed, rollouts, trained
 from tests.unit.coordinator.killed_runs import KilledRun

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from coati_rl.batching.group_rules import GroupRules
 from coati_rl.coordinator.rollout_statistics import rollout_statistics
-from coati_rl.data.group_rules import GroupRules
 from coati_rl.types import Baseline, Score
 
 PLAIN = GroupRules(max_new_tokens=8)

@@ -2,10 +2,10 @@
 
 import pytest
 
+from coati_rl.batching.group_rules import GroupRules
+from coati_rl.batching.sample_selection import SelectionSettings
 from coati_rl.config.cli import parse
 from coati_rl.coordinator.settings import coordinator_settings
-from coati_rl.data.group_rules import GroupRules
-from coati_rl.data.sample_selection import SelectionSettings
 from coati_rl.types import SamplingParams
 
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from coati_rl.data.packing import build_mini_batch
+from coati_rl.batching.packing import build_mini_batch
 from coati_rl.work import SyncWork, TrainWork
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 import coati
-from coati_rl.data.packing import build_mini_batch
+from coati_rl.batching.packing import build_mini_batch
 from coati_rl.errors import ConfigError
 from coati_rl.work import TrainWork
 from tests.unit.loops.test_episodes import TALK

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
+from coati_rl.batching.packing import build_mini_batch
 from coati_rl.config.presets import PRESETS
-from coati_rl.data.packing import build_mini_batch
 from coati_rl.errors import RunError
 from coati_rl.types import Score
 from coati_rl.work import TrainWork

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from coati_rl.config import Config
-from coati_rl.data.streamed_prompts import StreamedPrompts
+from coati_rl.reading.streamed_prompts import StreamedPrompts
 from coati_rl.work import HandOverWork
 from tests.unit.loops import (
     test_algorithms,

@@ -10,7 +10,7 @@ import consumer.objectives.run_objective
 import consumer.role_models
 import consumer.train_loop
 import consumer.train_step
-from coati_rl.data import sample_builder
+from coati_rl.batching import sample_builder
 from consumer.parallel.single_process import WholeModel
 from producer.engines.transformers_engine import _TransformersCore
 from tests.unit.loops.recorded_run import first_named, write_metrics

@@ -11,7 +11,7 @@ from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.types import Baseline, Completion, Prompt, RolloutGroup, Score
 from producer.environments.single_turn import single_turns
-from tests.unit.data.trajectories import FORKED
+from tests.unit.batching.trajectories import FORKED
 
 PROMPT = Prompt(uid="train-3.0", token_ids=(1,), ground_truth="4", text="2+2?")
 

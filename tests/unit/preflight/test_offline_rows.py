@@ -2,9 +2,9 @@
 
 import pytest
 
+from coati_rl.batching.dataset_source import DatasetSource
 from coati_rl.config.cli import parse_job
 from coati_rl.config.commands import OFFLINE
-from coati_rl.data.dataset_source import DatasetSource
 from coati_rl.errors import ConfigError
 from coati_rl.preflight.offline_rows import TRAIN_FLAG, load_forms, make_samples, needs_chat_template
 from coati_rl.preflight.prepare_offline import DatasetPreparation, dataset_settings

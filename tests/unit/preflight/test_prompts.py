@@ -7,10 +7,10 @@ import pytest
 
 import rl_example
 from coati_rl.config.cli import build_config
-from coati_rl.data.dataset import make_prompts
-from coati_rl.data.tasks import Task, TaskRow
 from coati_rl.errors import ConfigError
 from coati_rl.preflight.prompts import RewardFacts, load_run_rows, make_run_prompts, make_source
+from coati_rl.reading.dataset import make_prompts
+from coati_rl.reading.tasks import Task, TaskRow
 from rewards.registry import columns_of, default_system_prompt, needs_ground_truth
 
 FACTS = RewardFacts(default_system_prompt=default_system_prompt, needs_ground_truth=needs_ground_truth)

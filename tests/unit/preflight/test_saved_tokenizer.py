@@ -15,14 +15,14 @@ from coati_rl.checkpoint.tokenizer_files import read_tokenizer_files, write_file
 from coati_rl.config.cli import parse, parse_job
 from coati_rl.config.commands import OFFLINE
 from coati_rl.config.offline_rules import check_offline
-from coati_rl.data.forms import Conversation
-from coati_rl.data.offline_samples import sft_samples
 from coati_rl.errors import ConfigError
 from coati_rl.preflight import prepare_offline, saved_tokenizer
 from coati_rl.preflight.prepare import encoded_prompts
 from coati_rl.preflight.prepare_offline import DatasetPreparation
 from coati_rl.preflight.prompts import RewardFacts, load_run_rows
 from coati_rl.preflight.resources import read_tokenizer
+from coati_rl.reading.forms import Conversation
+from coati_rl.reading.offline_samples import sft_samples
 from tests.unit.preflight.tokenizer_kinds import KINDS, with_named_templates, with_tekken
 from tests.unit.producer.chat_families import TOOL, template_text
 

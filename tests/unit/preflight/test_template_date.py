@@ -12,6 +12,7 @@ import torch
 import yaml
 from transformers.utils import chat_template_utils
 
+from coati_rl.batching.dataset_source import DatasetSource
 from coati_rl.checkpoint.directory import load_state
 from coati_rl.checkpoint.position import Position, data_state
 from coati_rl.config.cli import parse, parse_job
@@ -20,14 +21,13 @@ from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.generate_rules import check_generate
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.config.rules import check
-from coati_rl.data import chat_template
-from coati_rl.data.chat_template import set_variables
-from coati_rl.data.dataset_source import DatasetSource
 from coati_rl.errors import ConfigError
 from coati_rl.preflight.prepare import RunPreparation
 from coati_rl.preflight.prepare_generation import prepare_generation
 from coati_rl.preflight.prepare_offline import DatasetPreparation, dataset_settings
 from coati_rl.preflight.prompts import RewardFacts
+from coati_rl.reading import chat_template
+from coati_rl.reading.chat_template import set_variables
 from consumer.backend import Backend
 from consumer.parallel.layout_rules import check_layout
 from consumer.parallel.single_process import SingleProcess

@@ -15,12 +15,12 @@ from coati_rl.config.commands import ALL, OFFLINE
 from coati_rl.config.generate_rules import check_generate
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.config.rules import check
-from coati_rl.data.chat_template import set_variables
 from coati_rl.errors import ConfigError
 from coati_rl.preflight.prepare import RunPreparation
 from coati_rl.preflight.prepare_generation import prepare_generation
 from coati_rl.preflight.prepare_offline import DatasetPreparation
 from coati_rl.preflight.prompts import RewardFacts
+from coati_rl.reading.chat_template import set_variables
 from consumer.parallel.layout_rules import check_layout
 from producer.environments.chat import ChatTemplate
 from producer.environments.compatible.run_limits import RunLimits

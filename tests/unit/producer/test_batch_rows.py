@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from coati_rl.data.row_formats import read_forms
+from coati_rl.reading.row_formats import read_forms
 from coati_rl.types import Prompt
 from producer.batch.rows import Selection, group_record, make_rows
 from producer.batch.summary import summarise

@@ -4,7 +4,7 @@ import pytest
 
 from coati_rl.types import Score, TokenReward
 from producer.environments.episode_scores import environment_score, with_environment_rewards
-from tests.unit.data.trajectories import trajectory
+from tests.unit.batching.trajectories import trajectory
 
 ANSWER = Score(reward=0.5, answer_correct=True, format_valid=True, verdict="ok", detail="said", filter_score=0.25)
 

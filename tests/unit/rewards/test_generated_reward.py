@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from coati_rl.data.generators import load_package, open_generator
 from coati_rl.generator_spec import GENERATED, parse_generator
+from coati_rl.reading.generators import load_package, open_generator
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem
 from rewards.__main__ import main

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coati_rl.data.ground_truth import required_truth
 from coati_rl.errors import ConfigError
+from coati_rl.reading.ground_truth import required_truth
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem
 from rewards import SYSTEM_PROMPTS, default_system_prompt, get_reward, make_reward

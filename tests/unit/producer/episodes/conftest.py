@@ -7,8 +7,8 @@ import pytest
 
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
-from coati_rl.data.chat_template import set_chat_template
 from coati_rl.observability.timeline import NO_TIMELINE
+from coati_rl.reading.chat_template import set_chat_template
 from coati_rl.types import DEFAULT_TASK, Completion, Lease, Prompt, SamplingParams
 from producer.engines.engine_thread import ThreadedEngine
 from producer.engines.fake_engine import FakeEngine, _FakeCore

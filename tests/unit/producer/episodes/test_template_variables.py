@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from coati_rl.data.chat_template import set_chat_template, set_variables
+from coati_rl.reading.chat_template import set_chat_template, set_variables
 from producer.environments.chat import ChatTemplate
 from tests.unit.producer.chat_families import template_text
 from tests.unit.producer.episodes.conftest import QUESTION

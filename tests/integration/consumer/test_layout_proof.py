@@ -49,6 +49,14 @@ def test_two_tensor_parallel_ranks_give_plain_gradients_or_refuse(tmp_path, mode
 
 
 @pytest.mark.full
+def test_the_shards_under_fsdp2_are_tried_too(tmp_path):
+    assert check_layout_runs(saved(tmp_path / "a", "olmo"), name="m", tp_size=2, pp_size=1, plugin="fsdp2") is None
+    model = saved(tmp_path / "b", "apertus")
+    with pytest.raises(ConfigError, match=r"is a apertus, and the gradient of model\.layers\.\d\.mlp\.act_fn\.alpha_"):
+        check_layout_runs(model, name="m", tp_size=2, pp_size=1, plugin="fsdp2")
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("model_type", ["olmo2", "starcoder2"])
 def test_two_pipeline_stages_give_plain_gradients(tmp_path, model_type):
     assert check_layout_runs(saved(tmp_path, model_type), name="--model m", tp_size=1, pp_size=2) is None

@@ -8,7 +8,7 @@ import torch
 from coati_rl.ops.gradient_sketch import NUM_SUMS, place_of, summary_of
 from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import LocalParameters, ParameterInfo, padded_rows
-from consumer.parallel.sharded_rows import RowGroup
+from consumer.parallel.sharded_rows import RowGroup, ShardedRows
 
 GROUP = object()  # stands for a process group, which places do not use
 
@@ -65,6 +65,28 @@ def test_the_parts_of_a_layout_add_up_to_the_whole_tensor(case):
             info = ParameterInfo(name="weight", shape=(6, 10), stage=0, split_dim=split_dim)
             part = padded_rows(shard, layout.dp_size)[dp_rank] if layout.is_partitioned else shard
             total += summary_of(part, "weight", LocalParameters(module, [info], layout).place("weight"))
+    assert torch.allclose(total, whole(tensor), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "info"),
+    [
+        ({"tp_size": 2, "tp_group": GROUP}, {"split_dim": 0}),
+        ({"tp_size": 2, "tp_group": GROUP}, {"split_dim": 1}),
+        ({"ep_size": 2, "ep_group": GROUP}, {"is_expert": True}),
+    ],
+    ids=["tensor parallel, rows", "tensor parallel, columns", "experts"],
+)
+def test_the_rows_of_fsdp2_s_shards_add_up_over_one_copy(settings, info):
+    tensor = torch.randn(6, 10, generator=torch.Generator().manual_seed(3))
+    total = torch.zeros(1 + NUM_SUMS, dtype=torch.float64)
+    for dp_rank in range(8):  # two copies of four ranks, each
+        for tp_rank in range(settings.get("tp_size", 1)):
+            layout = Layout(**settings, dp_rank=dp_rank, dp_size=8, fsdp_size=4, tp_rank=tp_rank)
+            described = ParameterInfo(name="weight", shape=(6, 10), stage=0, **info)
+            rows = ShardedRows(torch.nn.Module(), [described], layout, torch.float32)
+            if rows.counts_in_norm("weight"):
+                total += summary_of(rows.state_part("weight", tensor), "weight", rows.place("weight"))
     assert torch.allclose(total, whole(tensor), rtol=1e-12)
 
 

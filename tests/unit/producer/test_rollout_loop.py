@@ -240,7 +240,7 @@ def test_what_is_generating_at_the_end_of_the_run_is_aborted(roll_out):
 
 
 class Replaced(Coordinator):
-    """Is dead at some calls, and another one by the next; it does not know the leases in `void`, and issues them again."""
+    """Is dead at some calls, and another one by the next, which issues the leases in `void` again."""
 
     def __init__(self, *leases, dead_at, void=()):
         super().__init__(*leases)

@@ -76,10 +76,10 @@ recipe rl_loop_cispo reward/total rl_loop $L max_steps=$((3 * K)) loss_fn=cispo
 recipe rl_basic $R rl_basic model_name=$MODEL max_tokens=8 max_steps=$K loss_fn=importance_sampling learning_rate=1e-3 lora_rank=8
 recipe math_rl $R math_rl.train $A env=gsm8k max_steps=$((10 * K)) loss_fn=importance_sampling learning_rate=1e-3
 recipe math_rl_cispo $R math_rl.train $A env=gsm8k max_steps=$((3 * K)) loss_fn=cispo learning_rate=1e-3
-recipe math_rl_ppo $R math_rl.train $A env=gsm8k max_steps=$((3 * K)) loss_fn=ppo num_substeps=2 compute_post_kl=True
-recipe math_rl_dro $R math_rl.train $A env=gsm8k max_steps=$((3 * K)) loss_fn=dro
-recipe math_rl_async $R math_rl.train $A env=gsm8k max_steps=$((3 * K)) loss_fn=importance_sampling max_steps_off_policy=1
-recipe math_rl_streamed $R math_rl.train $A env=gsm8k max_steps=$((3 * K)) loss_fn=importance_sampling stream_minibatch_config.groups_per_batch=8 stream_minibatch_config.num_minibatches=2
+recipe math_rl_ppo $R math_rl.train $A env=gsm8k max_steps=$((3 * K)) loss_fn=ppo num_substeps=2 compute_post_kl=True learning_rate=1e-3
+recipe math_rl_dro $R math_rl.train $A env=gsm8k max_steps=$((3 * K)) loss_fn=dro learning_rate=1e-3
+recipe math_rl_async $R math_rl.train $A env=gsm8k max_steps=$((3 * K)) loss_fn=importance_sampling max_steps_off_policy=1 learning_rate=1e-3
+recipe math_rl_streamed $R math_rl.train $A env=gsm8k max_steps=$((3 * K)) loss_fn=importance_sampling stream_minibatch_config.groups_per_batch=8 stream_minibatch_config.num_minibatches=2 learning_rate=1e-3
 recipe guess_number $R multiplayer_rl.guess_number.train model_name=$MODEL renderer_name=qwen3_instruct group_size=4 batch_size=4 max_tokens=8 max_steps=$((2 * K)) eval_every=0 behavior_if_log_dir_exists=delete
 recipe on_policy_distillation teacher_kl distillation.on_policy_distillation $S teacher_model=$MODEL dataset=deepmath group_size=2 groups_per_batch=4 max_tokens=12 max_steps=$((2 * K)) eval_every=0 behavior_if_log_dir_exists=delete
 exit $failed

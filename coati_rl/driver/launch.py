@@ -60,7 +60,7 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
             _records(config, paths.run_dir, first_step=first_step) as (sinks, syncs),
             locked(paths.run_dir),
             merged_at_exit(paths.run_dir),  # after all writers have ended
-            closing(Timeline(paths.run_dir / "timeline", "driver")) as timeline,
+            closing(Timeline(paths.run_dir / "timeline", "driver", has_descendants=False)) as timeline,
             _display(prepared, paths) as display,
             _place_of(prepared)(prepared, paths, classes, scratch=scratch, on_status=display.show_wait) as make_actors,
         ):

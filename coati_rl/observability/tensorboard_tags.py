@@ -9,7 +9,7 @@ _SECTIONS = {
         *("time_s", "step_s", "train_s", "sync_s", "rollout_wait_s"),
         *("trainer_idle_fraction", "producer_idle_fraction"),
     ),
-    "machine": ("memory_available_gib", "disk_free_gib"),
+    "machine": ("cpu_busy_fraction", "memory_available_gib", "disk_free_gib"),
     "mismatch": ("logprob_", "old_logprob_"),
     "rollouts": (
         *(

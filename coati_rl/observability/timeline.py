@@ -26,10 +26,12 @@ from typing import IO, Any
 
 from coati_rl.disk import disk_problem
 from coati_rl.observability.phases import PHASES
+from coati_rl.observability.resource_use import ResourceUse
 
 logger = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S = 0.5
+RESOURCE_INTERVAL_S = 5.0
 MAX_FILE_BYTES = 16 * 2**20  # per actor: some 120,000 spans
 MAX_BUFFERED = 20_000  # events not yet written
 
@@ -70,10 +72,25 @@ class Span:
 class Timeline:
     """Record one actor; all methods may be called from any thread, and none fails or waits for the disk."""
 
-    def __init__(self, directory: Path | None, actor: str = "", *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
-        """Start recording to `directory`; None records nothing."""
+    def __init__(
+        self,
+        directory: Path | None,
+        actor: str = "",
+        *,
+        has_descendants: bool = True,
+        max_file_bytes: int = MAX_FILE_BYTES,
+    ) -> None:
+        """Start recording to `directory`; None records nothing.
+
+        Args:
+            directory: of the run's timelines.
+            actor: name of the file.
+            has_descendants: whether what the processes below this one take of the machine is counted as its own.
+            max_file_bytes: from which on events are only counted.
+        """
         self._is_on = directory is not None
         self.problem: str | None = None  # why recording has stopped
+        self._has_descendants = has_descendants
         self._max_file_bytes = max_file_bytes
         self._max_buffered = MAX_BUFFERED  # 0 when the file is full
         self._buffer: deque[tuple[Any, ...]] = deque()
@@ -162,7 +179,11 @@ class Timeline:
             self._file = self._path.open("ab", buffering=0)
             # The last line of a killed process may be incomplete.
             self._file.write(b"\n" + _mark("process"))
+            use, sampled_ns = ResourceUse(has_descendants=self._has_descendants), now_ns()
             while not self._closing.wait(FLUSH_INTERVAL_S):
+                if now_ns() - sampled_ns >= RESOURCE_INTERVAL_S * 1e9:
+                    sampled_ns = now_ns()
+                    self._count(use.sample())
                 self._flush(is_last=False)
             self._flush(is_last=True)
         except (OSError, TypeError, ValueError) as error:  # of the disk, or of an argument that is not JSON
@@ -173,6 +194,11 @@ class Timeline:
         finally:
             if self._file is not None:
                 self._file.close()
+
+    def _count(self, values: dict[str, float]) -> None:
+        now = now_ns()
+        for name, value in values.items():
+            self._buffer_event(("C", name, "main", 0, now, now, {name: round(value, 3)}))
 
     def _flush(self, *, is_last: bool) -> None:
         assert self._file is not None  # noqa: S101 - opened by the caller

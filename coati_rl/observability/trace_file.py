@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from coati_rl.disk import disk_errors
 
 _ROLES = ("driver", "trainer", "producer", "coordinator")  # from top to bottom
-_PHASES = ("X", "i", "B", "process")
+_PHASES = ("X", "i", "B", "C", "process")
 
 
 @contextmanager
@@ -80,7 +80,10 @@ class Event(NamedTuple):
 
 
 def events_of(path: Path) -> Iterator[Event]:
-    """Yield an actor's spans and instants. A span that was announced and never ended lasts until its process ended."""
+    """Yield an actor's spans, instants and counters.
+
+    A span that was announced and never ended lasts until its process ended.
+    """
     announced: dict[tuple[str, int, str, int], Event] = {}
     lived_until_ns = 0
     for event in _lines_of(path):
@@ -146,6 +149,8 @@ def _records(
             yield {"ph": "e"} | record | pair | {"ts": end_us}
         elif event.phase == "X":
             yield {"ph": "X"} | record | begin | {"dur": end_us - begin_us}
+        elif event.phase == "C":
+            yield {"ph": "C"} | record | begin
         else:
             yield {"ph": "i", "s": "p"} | record | begin
 

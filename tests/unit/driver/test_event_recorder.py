@@ -68,8 +68,10 @@ def test_a_step_is_the_same_record_in_every_sink(record):
     jsonl, tensorboard, syncs = record({"event": "step", "step": 3, "loss": 0.5})
     assert jsonl == tensorboard and syncs == []
     ((step, found),) = jsonl
-    assert (step, found) == (3, {"step": 3, "loss": 0.5} | {name: found[name] for name in LEFT_OF_THE_MACHINE})
+    of_machine = {name: found[name] for name in ("cpu_busy_fraction", *LEFT_OF_THE_MACHINE)}
+    assert (step, found) == (3, {"step": 3, "loss": 0.5} | of_machine)
     assert all(found[name] > 0 for name in LEFT_OF_THE_MACHINE)
+    assert 0 <= found["cpu_busy_fraction"] <= 1
 
 
 def test_what_the_machine_has_left_is_unknown_where_its_disk_does_not_say(record, monkeypatch):

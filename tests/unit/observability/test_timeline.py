@@ -15,9 +15,9 @@ from coati_rl.observability.timeline import NO_TIMELINE, Timeline, now_ns
 
 
 def events(path: Path) -> list[dict]:
-    """Return the events of a timeline, without the line of the process's start."""
+    """Return the spans and instants of a timeline."""
     lines = [json.loads(line) for line in path.read_text().split("\n")[:-1] if line]
-    return [line for line in lines if line["ph"] != "process"]
+    return [line for line in lines if line["ph"] not in ("process", "C")]
 
 
 def recorded(directory: Path, actor: str = "trainer-0") -> list[dict]:

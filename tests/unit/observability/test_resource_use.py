@@ -1,0 +1,70 @@
+"""What a process takes of its machine is measured with that of the processes below it, and drawn in the timeline."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from coati_rl.observability import timeline as timelines
+from coati_rl.observability.resource_use import GIB, ResourceUse
+from coati_rl.observability.timeline import Timeline
+from coati_rl.observability.trace_file import write_trace
+
+HOLDS = 96 * 2**20  # bytes
+PROGRAM = f"""
+import sys, time
+held = bytearray({HOLDS})
+for at in range(0, len(held), 4096):
+    held[at] = 1
+print("held", flush=True)
+while time.process_time() < 60:
+    pass
+"""
+
+
+@pytest.fixture
+def busy_child():
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "held\n"
+        yield child
+        child.kill()
+
+
+def test_a_busy_process_below_counts_and_one_that_has_ended_does_not(busy_child):
+    whole, alone = ResourceUse(has_descendants=True), ResourceUse(has_descendants=False)
+    deadline = time.monotonic() + 20.0
+    while whole.sample()["cores"] < 0.05:  # others may have the cores
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert whole.sample()["memory_gib"] - alone.sample()["memory_gib"] > 0.9 * HOLDS / GIB
+    busy_child.kill()
+    busy_child.wait()
+    assert whole.sample()["memory_gib"] - alone.sample()["memory_gib"] < 0.1 * HOLDS / GIB
+
+
+def test_cpu_time_is_counted_once_and_since_the_last_sample():
+    use = ResourceUse(has_descendants=False)
+    begin, cpu_begin = time.perf_counter(), time.process_time()
+    while time.process_time() - cpu_begin < 0.5:
+        pass
+    cores = use.sample()["cores"]
+    assert cores * (time.perf_counter() - begin) == pytest.approx(0.5, abs=0.1)
+    time.sleep(0.5)
+    assert use.sample()["cores"] < 0.5 * max(cores, 0.5)
+
+
+def test_the_trace_has_counters_of_each_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(timelines, "RESOURCE_INTERVAL_S", 0.0)
+    timeline = Timeline(tmp_path / "timeline", "trainer-0")
+    deadline = time.monotonic() + 20.0
+    while '"C"' not in (path.read_text() if (path := tmp_path / "timeline" / "trainer-0.jsonl").exists() else ""):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    timeline.close()
+    events = json.loads(write_trace(tmp_path).read_text())["traceEvents"]
+    counters = [event for event in events if event["ph"] == "C"]
+    assert {event["name"] for event in counters} == {"cores", "memory_gib"}
+    assert all(event["args"].keys() == {event["name"]} and event["args"][event["name"]] >= 0 for event in counters)
+    assert {event["pid"] for event in counters} == {1}

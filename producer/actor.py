@@ -21,6 +21,7 @@ from coati_rl.observability.timeline import Timeline
 from coati_rl.processes.actor_process import ActorContext, enter_actor
 from coati_rl.processes.heartbeats import Heartbeat
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
+from coati_rl.runtime.address import own_address
 from coati_rl.runtime.ray_heartbeats import actor_heartbeat
 from coati_rl.types import CommitResult, Device
 from producer.rollout_loop import RolloutLoop
@@ -114,9 +115,9 @@ class ProducerActor:
         logger.info("producer %d is done", self._producer_id)
         return loop.is_leaving
 
-    def leave(self, node_id: str, timeout_s: float) -> bool:
-        """Give back all prompts at once and end, if this is the node. Returns: False if it is not, or time is up."""
-        if node_id != actor_heartbeat().node_id or self._loop is None:
+    def leave(self, address: str, timeout_s: float) -> bool:
+        """Give back all prompts at once and end, if this node has the address. Returns: whether it has, in time."""
+        if address != own_address(self._config) or self._loop is None:
             return False
         self._loop.leave()
         return self._has_ended.wait(timeout_s)

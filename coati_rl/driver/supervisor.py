@@ -176,7 +176,7 @@ class Supervisor:
             cause = _failure(member)
             if cause is not None:
                 self._replace(producer_id, cause)
-            elif member.is_done() and member.result():
+            elif member.is_done() and member.result() is True:
                 self._actors.drop_producer(producer_id, "its node goes", leaves=True)
 
     def _add_where_room(self) -> None:

@@ -211,8 +211,8 @@ def test_a_ledger_that_cannot_be_written_ends_the_run_with_path_cause_and_remedy
     make_coordinator, make_group, tmp_path
 ):
     (tmp_path / "ledger").write_text("a file")
-    run = Run(make_coordinator(num_prompts=8, ledger=LedgerWriter(tmp_path / "ledger", batch_s=0.0)), make_group)
     with pytest.raises(RunError, match=r"ledger.* cannot be written: "):
+        run = Run(make_coordinator(num_prompts=8, ledger=LedgerWriter(tmp_path / "ledger", batch_s=0.0)), make_group)
         run.until(FinishWork)
 
 

@@ -110,7 +110,8 @@ class ProducerActor:
         try:
             loop.run()
         finally:
-            self.close()
+            if not loop.is_leaving:  # else it takes part in syncs until the driver ends it
+                self.close()
             self._has_ended.set()
         logger.info("producer %d is done", self._producer_id)
         return loop.is_leaving

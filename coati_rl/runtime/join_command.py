@@ -98,12 +98,11 @@ def _node(options: argparse.Namespace) -> Iterator["subprocess.Popen[bytes]"]:
     try:
         yield node
     finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(node.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                node.wait(_END_S)
-                break
+        node.terminate()  # it ends its processes
+        with suppress(subprocess.TimeoutExpired):
+            node.wait(_END_S)
+        with suppress(ProcessLookupError):
+            os.killpg(node.pid, signal.SIGKILL)
 
 
 def _give_back(options: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ imported when the engine loads, not with this module, which the driver imports t
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from coati_rl.observability.timeline import Timeline
 from coati_rl.processes.actor_process import ActorContext, enter_actor
 from coati_rl.processes.heartbeats import Heartbeat
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
+from coati_rl.runtime.address import own_address
 from coati_rl.runtime.ray_heartbeats import actor_heartbeat
 from coati_rl.types import CommitResult, Device
 from producer.rollout_loop import RolloutLoop
@@ -58,6 +60,8 @@ class ProducerActor:
         self._reward = make_reward()  # its processes start while the engine loads
         self._engine: GenerationEngine | None = None
         self._environment: OwnedEnvironment | None = None
+        self._loop: RolloutLoop | None = None
+        self._has_ended = threading.Event()
 
     def start(self) -> float:
         """Load the engine with the initial weights. Returns: the time it took, in seconds."""
@@ -89,9 +93,9 @@ class ProducerActor:
         logger.info("producer %d is ready", self._producer_id)
         return time.perf_counter() - begin
 
-    def run(self, coordinator: ProducerCoordinator) -> None:
-        """Generate and score rollouts until the run is over."""
-        loop = RolloutLoop(
+    def run(self, coordinator: ProducerCoordinator) -> bool:
+        """Generate and score rollouts until the run is over, or this producer leaves it. Returns: True if it does."""
+        loop = self._loop = RolloutLoop(
             self._producer_id,
             coordinator,
             self._loaded_engine(),
@@ -106,8 +110,18 @@ class ProducerActor:
         try:
             loop.run()
         finally:
-            self.close()
+            if not loop.is_leaving:  # else it takes part in syncs until the driver ends it
+                self.close()
+            self._has_ended.set()
         logger.info("producer %d is done", self._producer_id)
+        return loop.is_leaving
+
+    def leave(self, address: str, timeout_s: float) -> bool:
+        """Give back all prompts at once and end, if this node has the address. Returns: whether it has, in time."""
+        if address != own_address(self._config) or self._loop is None:
+            return False
+        self._loop.leave()
+        return self._has_ended.wait(timeout_s)
 
     def beat(self) -> Heartbeat:
         """Return this process's heartbeat; answered while other threads of this actor work."""

@@ -93,6 +93,7 @@ class RolloutLoop:
             timeline=timeline,
         )
         self._scoring: list[_Scoring] = []
+        self.is_leaving = False
         self._failed: dict[int, str] = {}  # lease -> why it could not be rolled out
 
     def run(self) -> None:
@@ -105,10 +106,18 @@ class RolloutLoop:
         finally:
             self._runner.close()  # the results will not be trained: stop the engine while the run ends
 
+    def leave(self) -> None:
+        """Have the loop give back its prompts and end; from any thread."""
+        self.is_leaving = True
+        self._runner.wake()
+
     def _turn(self) -> bool:
         """Run one iteration. Returns: True when the run is over."""
         self._on_turn()
         try:
+            if self.is_leaving:
+                self._coordinator.rejoin(self._producer_id, ())  # holds nothing any more: its prompts go to others
+                return True
             if not self._take_prompts():
                 return True
             for rolled_out in self._runner.take_finished(self._wait_s()):

@@ -22,6 +22,12 @@ class ParallelConfig(TrainersConfig):
         "all tokens of the loss. Without, only as many of them as the metrics need.",
     )
     num_inferencer: int = execution(2, "Inference engines (P).", short="-i", ge=1)
+    max_producers: int | None = execution(
+        None,
+        "Engines at most: as nodes join the Ray cluster of --master_address, and leave it, so do engines; the prompts "
+        "of a rollout step stay those of -i. Default: -i engines, each replaced when it is lost.",
+        ge=1,
+    )
     inference_batch_size: int = execution(64, "Prompts per producer per rollout step (ibs).", short="-ibs", ge=1)
     inference_microbatch_size: int = execution(
         8, "Prompts in flight per producer (imbs), of g samples each.", short="-imbs", ge=1

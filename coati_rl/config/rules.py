@@ -104,6 +104,7 @@ def _broken_sizes(config: Config) -> Iterator[str]:
         )
     yield from _divides(config, "inference_batch_size", "inference_microbatch_size")
     yield from _divides(config, "train_batch_size", "train_minibatch_size")
+    yield from _max_producers(config)
     split = parallel.ranks_per_group
     if parallel.num_trainers % split:
         yield f"T % ({parallel.group_formula}) must be 0: -t {parallel.num_trainers} is no multiple of {split}"
@@ -113,6 +114,19 @@ def _broken_sizes(config: Config) -> Iterator[str]:
             f"{config.prompts_per_rollout} prompts per rollout step are no multiple of {parallel.train_batch_size} * "
             f"{config.dp} = {config.prompts_per_step} per optimizer step"
         )
+
+
+def _max_producers(config: Config) -> Iterator[str]:
+    most, engines = config.parallel.max_producers, config.parallel.num_inferencer
+    if most is None:
+        return
+    if most < engines:
+        yield f"--max-producers {most}: fewer than the engines that the run begins with; use -i {most} or raise it"
+    if not config.cluster.master_address:
+        yield f"--max-producers {most}: no node can join a Ray that is started here; give --master_address"
+    if config.takes_turns or config.engine_urls:
+        other = "--colocate" if config.takes_turns else "-b URL"
+        yield f"--max-producers {most} with {other}: its engines are those of -i; leave --max-producers out"
 
 
 def _divides(config: Config, large: str, small: str) -> Iterator[str]:

@@ -263,6 +263,11 @@ class TrainingConfig(JobConfig):
         return 0
 
     @property
+    def max_producers(self) -> int | None:
+        """Inference engines at most, where these join and leave."""
+        return None
+
+    @property
     def needs_ray(self) -> bool:
         """Whether the actors are Ray's: trainers that are alone, on this machine, are its child processes."""
         alone = self.num_producers + self.reward_models.num_actors + self.parallel.ref_devices == 0

@@ -92,10 +92,10 @@ class Coordinator:
         with self._changed:
             return self._leasing.rejoin(producer_id, held)
 
-    def remove_producer(self, producer_id: int, cause: str) -> None:
-        """Remove a producer; its prompts are issued again."""
+    def remove_producer(self, producer_id: int, cause: str, *, leaves: bool = False) -> None:
+        """Remove a producer; its prompts are issued again. With `leaves` no other one is to replace it."""
         with self._change():
-            self._leasing.remove(producer_id, cause)
+            self._leasing.remove(producer_id, cause, leaves=leaves)
 
     def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool = False) -> LeaseReply:
         """See ProducerCoordinator; waits at most `timeout_s` for the first prompt."""

@@ -21,12 +21,22 @@ UNSYNCED = -1  # policy version of weights that a producer read from disk
 class Membership:
     """Keep the policy version of each producer; called under the coordinator's lock."""
 
-    KEPT: ClassVar = ("_versions", "_committing", "_lost", "_sync_index_of", "published_version", "sync_index")
+    KEPT: ClassVar = (
+        "_versions",
+        "_committing",
+        "_unproved",
+        "_lost",
+        "_sync_index_of",
+        "published_version",
+        "sync_index",
+    )
 
     def __init__(self, *, start_version: int = 0, sync_index_of: Mapping[int, int] | None = None) -> None:
         """Begin at a policy version; `sync_index_of` holds those of earlier versions, 0 or negative."""
         self._versions: dict[int, int] = {}  # staged or serving
         self._committing: set[int] = set()
+        # Joined after others: a first lease comes after the probe of what they serve, and not while they commit.
+        self._unproved: set[int] = set()
         self._lost: list[int] = []  # producers whose replacement has not joined yet, the oldest loss first
         self._sync_index_of = {**(sync_index_of or {}), start_version: 0}
         self.published_version = start_version  # of the last complete sync
@@ -46,6 +56,10 @@ class Membership:
     def is_first_awaited(self) -> bool:
         """Return True until the first producer has joined."""
         return not self._versions and not self._lost
+
+    @property
+    def _has_begun(self) -> bool:
+        return self.sync_index > 0 or any(version != UNSYNCED for version in self._versions.values())
 
     @property
     def is_committing(self) -> bool:
@@ -69,13 +83,17 @@ class Membership:
         """Add a producer with this policy version; it replaces the one that was lost first."""
         del self._lost[:1]
         self._versions[producer_id] = version
+        if version == UNSYNCED and self._has_begun:
+            self._unproved.add(producer_id)
 
-    def remove(self, producer_id: int) -> bool:
-        """Remove a producer; return False if it was not a member."""
+    def remove(self, producer_id: int, *, is_replaced: bool = True) -> bool:
+        """Remove a producer, which another one replaces or not; return False if it was not a member."""
         self._committing.discard(producer_id)
         if self._versions.pop(producer_id, None) is None:
             return False
-        self._lost.append(producer_id)
+        self._unproved.discard(producer_id)
+        if is_replaced:
+            self._lost.append(producer_id)
         return True
 
     def is_current(self, producer_id: int, *, is_drained: bool = False) -> bool:
@@ -84,7 +102,8 @@ class Membership:
         Args:
             is_drained: True if it generates nothing, so that staged weights suffice.
         """
-        is_serving = is_drained or producer_id not in self._committing
+        is_proved = producer_id not in self._unproved
+        is_serving = (is_drained and is_proved) or producer_id not in self._committing
         return is_serving and self.version(producer_id) >= self.published_version
 
     def version(self, producer_id: int) -> int:
@@ -105,8 +124,9 @@ class Membership:
                 self._committing.add(producer)
 
     def committed(self, producer_id: int) -> None:
-        """Record that the producer serves the weights that it had staged."""
+        """Record that the producer serves the weights that it had staged, and that these are the trainers'."""
         self._committing.discard(producer_id)
+        self._unproved.discard(producer_id)
 
     def is_sync_due(self, step: int, period: int, *, is_over: bool) -> bool:
         """Return True at multiples of `period` optimizer steps, and at the end if the last weights were not sent.

@@ -27,13 +27,14 @@ class PromptLeasing:
         self._state.leases.producer_idle.join(producer_id)
         self._state.event("producer_joined", producer=producer_id)
 
-    def remove(self, producer_id: int, cause: str) -> None:
-        """Remove a producer; its prompts are issued again."""
+    def remove(self, producer_id: int, cause: str, *, leaves: bool = False) -> None:
+        """Remove a producer; its prompts are issued again. With `leaves` no other one is to replace it."""
         self._state.absent.discard(producer_id)
-        if self._state.members.remove(producer_id):
+        if self._state.members.remove(producer_id, is_replaced=not leaves):
             lost = self._state.leases.revoke(producer_id)
             self._state.ledger.lost(producer_id)
-            self._state.event("producer_lost", producer=producer_id, cause=cause, prompts_reissued=lost)
+            kind = "producer_left" if leaves else "producer_lost"
+            self._state.event(kind, producer=producer_id, cause=cause, prompts_reissued=lost)
             self._state.record_sync()
 
     def rejoin(self, producer_id: int, held: Collection[int]) -> tuple[int, ...]:

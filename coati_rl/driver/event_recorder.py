@@ -37,7 +37,7 @@ class EventRecorder:
         elif kind == "sync" and event["producers"]:  # else it failed, and is repeated
             version = event["policy_version"]
             self.syncs.write(version, {"step": version, **{name: event[name] for name in _OF_A_SYNC}})
-        elif kind == "producer_joined" and (line := self.loading.producer_joined()):
+        elif kind == "producer_joined" and (line := self.loading.producer_joined(event["producer"])):
             self.display.print_line(line)
         self.display.show(event)
 

@@ -82,6 +82,7 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
                 actors,
                 lambda event: recorder.record(_with_timeline_event(event, timeline, log)),
                 num_producers=config.num_producers,
+                max_producers=config.max_producers,
                 stall_timeout_s=config.cluster.stall_timeout_s,
                 on_status=display.show_wait,
             )

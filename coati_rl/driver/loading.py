@@ -35,9 +35,14 @@ class LoadingLines:
         """Return the line of the trainers."""
         return self._line("trainer", self._num_trainers)
 
-    def producer_joined(self) -> str | None:
-        """Count a producer that has loaded its engine. Returns: a line for the last of the run's first ones."""
+    def producer_joined(self, producer_id: int) -> str | None:
+        """Count a producer that has loaded its engine.
+
+        Returns: a line for the last of the run's first ones, and for each that comes after them.
+        """
         self._num_joined += 1
+        if self._num_joined > self._num_producers:
+            return f"producer {producer_id} has joined"
         return self._line("producer", self._num_producers) if self._num_joined == self._num_producers else None
 
     def _line(self, noun: str, number: int) -> str:

@@ -9,13 +9,13 @@ A dead or hung producer is replaced; a dead or hung trainer, scorer, reward mode
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
+from coati_rl.driver.actors import Actors, Member
 from coati_rl.errors import CollectiveError, PeerLostError, RunError
 from coati_rl.processes.actor_classes import START_TIMEOUT_S
-from coati_rl.processes.heartbeats import Heartbeats
 from coati_rl.text import count, first_line
 
 logger = logging.getLogger(__name__)
@@ -24,73 +24,9 @@ EVENT_WAIT_S = 0.25
 CAUSE_WAIT_S = 3.0  # for the other trainers, when one has failed
 FLUSH_S = 60.0  # for rollouts and evaluations to be written, when the trainers are done
 KEEP_S = 5.0  # for the same, when the run has failed or was interrupted
+_LOOK_FOR_ROOM_S = 2.0  # between looks for a node with room for a producer
 _LOOK_S = 0.05  # between looks at trainers that end
 MAX_REPLACEMENTS = 3  # per configured producer, without an optimizer step in between
-
-
-class Member(Protocol):
-    """An actor, and the call that lasts as long as its work: `start` while it loads, `run` afterwards."""
-
-    @property
-    def name(self) -> str:
-        """Return its name, such as trainer-0."""
-
-    @property
-    def handle(self) -> Any:
-        """Return what its heartbeat is asked by."""
-
-    def is_done(self) -> bool:
-        """Return True if the call has ended, whatever ended it."""
-
-    def result(self) -> Any:
-        """Return what the call has returned. Raises: RunError if it has failed."""
-
-
-class Actors(Protocol):
-    """Hold the actors of a run; see `actor_group` (Ray's) and `local_actors` (processes of this machine)."""
-
-    @property
-    def coordinator(self) -> Any:
-        """Return the run's coordinator."""
-
-    @property
-    def heartbeats(self) -> Heartbeats:
-        """Return the heartbeats of all members."""
-
-    @property
-    def trainers(self) -> Mapping[int, Member]:
-        """Return the trainers by rank."""
-
-    @property
-    def producers(self) -> Mapping[int, Member]:
-        """Return the producers that work, by number."""
-
-    @property
-    def starting(self) -> Mapping[int, Member]:
-        """Return the producers that load their engine, by number."""
-
-    @property
-    def reward_models(self) -> Sequence[Member]:
-        """Return the copies of reward models."""
-
-    @property
-    def scorers(self) -> Sequence[Member]:
-        """Return the copies of reference and teacher that have devices of their own."""
-
-    def members(self) -> Sequence[Member]:
-        """Return all actors but the coordinator."""
-
-    def add_producer(self) -> int:
-        """Start a producer under a new number, without waiting for it. Returns: the number."""
-
-    def admit_producer(self, producer_id: int) -> None:
-        """Start the work of a producer whose engine is loaded."""
-
-    def drop_producer(self, producer_id: int, cause: str) -> None:
-        """End a producer, dead, hung or alive, and issue its prompts again."""
-
-    def dead_raylets(self) -> list[str]:
-        """Return the addresses of nodes whose raylet is dead."""
 
 
 class Supervisor:
@@ -103,13 +39,25 @@ class Supervisor:
         *,
         num_producers: int,
         stall_timeout_s: float,
+        max_producers: int | None = None,
         on_status: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Take the callbacks; `on_status` gets, several times a second, what the run does and what it waits for."""
+        """Take what is watched.
+
+        Args:
+            actors: of the run.
+            on_event: gets the coordinator's events.
+            num_producers: at the start.
+            stall_timeout_s: for which nothing may be finished.
+            max_producers: where they join and leave as there is room; None: a lost one is replaced.
+            on_status: gets, several times a second, what the run does and what it waits for.
+        """
         self._actors = actors
         self._on_event = on_event
         self._on_status = on_status
         self._stall_timeout_s = stall_timeout_s
+        self._max_producers = max_producers
+        self._next_look = 0.0  # for room, seconds of the monotonic clock
         self._num_seen = 0
         self._replacements_left = self._replacements = MAX_REPLACEMENTS * num_producers
         self._started_at: dict[int, float] = {}
@@ -140,6 +88,7 @@ class Supervisor:
                 return
             self._admit_started()
             self._replace_dead()
+            self._add_where_room()
             self._find_hung()
             self._check_models()
             status = self._actors.coordinator.status()
@@ -227,6 +176,16 @@ class Supervisor:
             cause = _failure(member)
             if cause is not None:
                 self._replace(producer_id, cause)
+            elif member.is_done() and member.result() is True:
+                self._actors.drop_producer(producer_id, "its node goes", leaves=True)
+
+    def _add_where_room(self) -> None:
+        """Start producers as nodes join, one at a time, up to the largest number."""
+        if self._max_producers is None or time.monotonic() < self._next_look or self._actors.starting:
+            return
+        if len(self._actors.producers) < self._max_producers:
+            self._actors.add_producer_if_room()
+        self._next_look = time.monotonic() + _LOOK_FOR_ROOM_S
 
     def _find_hung(self) -> None:
         heartbeats = self._actors.heartbeats
@@ -256,7 +215,8 @@ class Supervisor:
         if self._replacements_left == 0:
             raise RunError(f"producer-{producer_id}: {cause}; {self._replacements} replacements failed before it")
         self._replacements_left -= 1
-        self._actors.add_producer()
+        if self._max_producers is None:
+            self._actors.add_producer()
 
 
 def _error_rank(error: RunError) -> int:

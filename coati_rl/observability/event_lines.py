@@ -23,6 +23,8 @@ def event_line(event: dict[str, Any]) -> str | None:
     if kind == "producer_lost":
         reissued = event["prompts_reissued"]
         return f"producer {event['producer']} lost: {event['cause']}; {reissued} prompts reissued"
+    if kind == "producer_left":
+        return f"producer {event['producer']} has left: {event['cause']}; {event['prompts_reissued']} prompts reissued"
     if kind == "coordinator_replaced":
         return f"the coordinator was lost; another goes on from the ledger, with {event['num_leased']} prompts leased"
     if kind == "sync" and event["problem"]:

@@ -5,7 +5,6 @@ replacement gets a new number and its reservation.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,28 +14,23 @@ from typing import Any, cast
 
 import ray
 
-from coati_rl.config import Config
 from coati_rl.config.engine_urls import ServerShares
-from coati_rl.errors import PeerLostError
-from coati_rl.preflight.prepared import PreparedJob, unchecked
+from coati_rl.preflight.prepared import PreparedJob
 from coati_rl.processes.actor_classes import START_TIMEOUT_S, ActorClasses
 from coati_rl.processes.actor_process import ActorContext, device_environment
 from coati_rl.processes.hangs import HangTimeouts
-from coati_rl.processes.ray_environment import actor_environment
 from coati_rl.processes.run_dir import RunPaths, checkpoint_bytes
 from coati_rl.processes.slow_phase import repeated
 from coati_rl.runtime import remote
 from coati_rl.runtime.cluster import actor_options, own_namespace, ray_cluster
+from coati_rl.runtime.coordinator_actor import CoordinatorActor
 from coati_rl.runtime.managed_actor import ManagedActor, num_done
 from coati_rl.runtime.placement_manager import PlacementManager, Reservation
 from coati_rl.runtime.ray_heartbeats import ray_heartbeats
-from coati_rl.runtime.remote import RemoteCoordinator
 from coati_rl.text import count
 
 logger = logging.getLogger(__name__)
 
-_NAME_TIMEOUT_S = 15.0  # for Ray to give the name of a dead coordinator to another one
-_TAKEOVER_S = 40.0  # for a coordinator to read the ledger
 _LOOK_S = 0.5  # between updates of what is waited for
 _REWARD_CALLS = 64  # groups that a reward model is asked for at the same time; further calls wait in Ray
 
@@ -89,9 +83,9 @@ class ActorGroup:
             from coati_rl.runtime.node_gpus import check_node_gpus  # imports torch
 
             check_node_gpus(prepared.check_gpus, self._placement.nodes)
-        self.coordinator_handle = self._make_coordinator()
-        self._is_coordinator_lost = False
-        self.coordinator = RemoteCoordinator(self.coordinator_handle, replace=self._replace_coordinator)
+        context = self._context("coordinator", None)
+        self._coordinator = CoordinatorActor(prepared, paths, classes.coordinator, context, namespace=self._namespace)
+        self.coordinator = self._coordinator.client
         self._trainer_starts: list[Any] = []  # references
         self.trainers: dict[int, ManagedActor] = {}
         self.starting: dict[int, ManagedActor] = {}  # producers that load their engine
@@ -130,7 +124,7 @@ class ActorGroup:
             rank: ManagedActor(
                 name=f"trainer-{rank}",
                 handle=handle,
-                task=handle.run.remote(RemoteCoordinator(self.coordinator_handle), self._namespace),
+                task=handle.run.remote(self._coordinator.client_of_actors(), self._namespace),
             )
             for rank, handle in enumerate(handles)
         }
@@ -154,9 +148,16 @@ class ActorGroup:
 
     def add_producer(self) -> int:
         """Start a producer under a new number, without waiting for it. Returns: the number."""
+        return self._start_producer(self._placement.acquire())
+
+    def add_producer_if_room(self) -> int | None:
+        """Start a producer if a node has room for it. Returns: its number, None if none has."""
+        reservation = self._placement.acquire_more()
+        return None if reservation is None else self._start_producer(reservation)
+
+    def _start_producer(self, reservation: Reservation) -> int:
         producer_id = self._num_producers
         self._num_producers += 1
-        reservation = self._placement.acquire()
         context = self._context(f"producer-{producer_id}", reservation)
         context = replace(context, server=self._servers.take(producer_id))
         producer_cls: Any = self._classes.producer
@@ -175,11 +176,11 @@ class ActorGroup:
         """Start the work of a producer whose engine is loaded."""
         member = self.starting.pop(producer_id)
         self.coordinator.add_producer(producer_id)
-        task = member.handle.run.remote(RemoteCoordinator(self.coordinator_handle))
+        task = member.handle.run.remote(self._coordinator.client_of_actors())
         self.producers[producer_id] = replace(member, task=task)
 
-    def drop_producer(self, producer_id: int, cause: str) -> None:
-        """End a producer, dead, hung or alive, and issue its prompts again."""
+    def drop_producer(self, producer_id: int, cause: str, *, leaves: bool = False) -> None:
+        """End a producer, dead, hung or alive, and issue its prompts again; with `leaves` none is to replace it."""
         member = self.producers.pop(producer_id, None) or self.starting.pop(producer_id, None)
         if member is not None:
             self.heartbeats.end(member.name)
@@ -187,7 +188,7 @@ class ActorGroup:
             ray.kill(member.handle)
             if member.reservation is not None:
                 self._placement.release(member.reservation)
-            self.coordinator.remove_producer(producer_id, cause)
+            self.coordinator.remove_producer(producer_id, cause, leaves=leaves)
 
     def dead_raylets(self) -> list[str]:
         """See `PlacementManager.dead_raylets`."""
@@ -200,45 +201,9 @@ class ActorGroup:
 
     def end(self) -> None:
         """Kill every actor."""
-        for handle in [member.handle for member in self.members()] + [self.coordinator_handle]:
+        for handle in [member.handle for member in self.members()] + [self._coordinator.handle]:
             ray.kill(handle)
         self.heartbeats.end_silent()
-
-    def _replace_coordinator(self, error: PeerLostError) -> Any:
-        """Start another coordinator, which goes on from the ledger. Raises: `error` where there is no ledger."""
-        if not isinstance(self._config, Config) or not self._config.run.ledger or self._is_coordinator_lost:
-            raise error
-        self._is_coordinator_lost = True  # until another one has taken over
-        logger.info("%s; another coordinator takes over", error)
-        ray.kill(self.coordinator_handle)  # it may be alive and stopped
-        deadline = time.monotonic() + _NAME_TIMEOUT_S
-        while True:
-            try:
-                self.coordinator_handle = self._make_coordinator(takes_over=True)
-                break
-            except ValueError:  # raised by Ray while the dead one has the name
-                if time.monotonic() > deadline:
-                    raise error from None
-                time.sleep(_LOOK_S)
-        remote.wait_for(self.coordinator_handle.status.remote(), who="the coordinator", timeout_s=_TAKEOVER_S)
-        self._is_coordinator_lost = False
-        return self.coordinator_handle
-
-    def _make_coordinator(self, *, takes_over: bool = False) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        # Long polls that block a thread.
-        waiting = 2 * (self._config.num_producers + self._config.parallel.num_trainers) + 8
-        options = {"num_cpus": 0, "max_concurrency": waiting, "scheduling_strategy": here, "max_restarts": 0}
-        if self._config.cluster.master_address:  # in a Ray of our own it inherits them, and a process is there already
-            options["runtime_env"] = {"env_vars": actor_environment()}
-        context = self._context("coordinator", None)
-        actor: Any = ray.remote(self._classes.coordinator).options(
-            name=remote.COORDINATOR, namespace=self._namespace, **options
-        )
-        arguments = {"takes_over": True} if takes_over else {}  # a job on a dataset has none to take over from
-        return actor.remote(replace(self._prepared, check_gpus=unchecked), self._paths, context, **arguments)
 
     def _make_trainer(self, rank: int) -> Any:
         reservation = self._placement.trainers[rank]

@@ -110,9 +110,7 @@ class PlacementManager:
         reservation = self._free.pop(0)
         if _is_reachable(reservation.node_id):
             return reservation
-        logger.info("the node at %s is lost", reservation.address)
-        self._raylets.pop(reservation.node_id, None)  # the run continues without it
-        remove_placement_group(reservation.group)
+        self._forget(reservation)
         request = replace(self._request, num_trainers=0, num_producers=1, num_reward_models=0, num_scorers=0)
         try:
             assignment = _wait_for_nodes(request, timeout_s=REPLACEMENT_TIMEOUT_S)
@@ -120,6 +118,30 @@ class PlacementManager:
             raise RunError(f"the node at {reservation.address} is lost, and a producer with it: {error}") from error
         self._num_slots.update(assignment.producers)
         return self._reserve_producer(assignment.producers[0])
+
+    def acquire_more(self) -> Reservation | None:
+        """Return a reservation for one more producer, if a node has the resources now; None if none has."""
+        while self._free:
+            reservation = self._free.pop(0)
+            if _is_reachable(reservation.node_id):
+                return reservation
+            self._forget(reservation)
+        free, _ = cluster_nodes()
+        request = replace(self._request, num_trainers=0, num_producers=1, num_reward_models=0, num_scorers=0)
+        if (assignment := assign_nodes(free, request)) is None:
+            return None
+        self._num_slots.update(assignment.producers)
+        try:
+            return self._reserve_producer(assignment.producers[0])
+        except RunError as error:  # the node has left meanwhile
+            logger.info("%s", error)
+            return None
+
+    def _forget(self, reservation: Reservation) -> None:
+        """Drop a producer's reservation whose node is gone: the run goes on without it."""
+        logger.info("the node at %s is lost", reservation.address)
+        self._raylets.pop(reservation.node_id, None)
+        remove_placement_group(reservation.group)
 
     def release(self, reservation: Reservation) -> None:
         """Release a producer's reservation for its replacement."""

@@ -182,9 +182,9 @@ class RemoteCoordinator:
         """See Coordinator."""
         self._call("add_producer", producer_id)
 
-    def remove_producer(self, producer_id: int, cause: str) -> None:
+    def remove_producer(self, producer_id: int, cause: str, *, leaves: bool = False) -> None:
         """See Coordinator."""
-        self._call("remove_producer", producer_id, cause)
+        self._call("remove_producer", producer_id, cause, leaves=leaves)
 
     def events(self, after: int, *, timeout_s: float) -> list[dict[str, Any]]:
         """See Coordinator."""

@@ -103,10 +103,11 @@ def test_other_events_are_shown_only(record):
     assert record({"event": "checkpoint", "step": 4, "path": "p"}) == ([], [], [])
 
 
-def test_when_all_producers_have_loaded_the_model_is_told_once(record, notes, tmp_path):
+def test_when_all_producers_have_loaded_the_model_is_told_once_and_each_that_joins_later(record, notes, tmp_path):
     for producer in (0, 1, 2):  # the third one replaces another
         record({"event": "producer_joined", "producer": producer})
-    assert notes.display.lines == [f"2 producers have loaded the model ({tmp_path.name}, 0.000977 GiB) in 2.0 s"]
+    loaded = f"2 producers have loaded the model ({tmp_path.name}, 0.000977 GiB) in 2.0 s"
+    assert notes.display.lines == [loaded, "producer 2 has joined"]
 
 
 def test_what_is_loaded_is_told_with_its_size(tmp_path):

@@ -45,7 +45,12 @@ def test_a_clusters_nodes_are_asked_before_any_actor_is_made(monkeypatch, addres
     monkeypatch.setattr(actor_group, "own_namespace", lambda: "run")
     monkeypatch.setattr(actor_group, "PlacementManager", lambda config, device: SimpleNamespace(nodes=NODES))
     monkeypatch.setattr(node_gpus, "check_node_gpus", lambda check, nodes: check_node_gpus(check, nodes, ask=answer))
-    monkeypatch.setattr(actor_group.ActorGroup, "_make_coordinator", lambda self: made.append("coordinator"))
+
+    def make_coordinator(*args, namespace):
+        made.append("coordinator")
+        return SimpleNamespace(client=None)
+
+    monkeypatch.setattr(actor_group, "CoordinatorActor", make_coordinator)
     monkeypatch.setattr(actor_group, "HangTimeouts", SimpleNamespace(of=lambda config, **sizes: None))
     monkeypatch.setattr(actor_group, "ray_heartbeats", lambda timeouts: None)
     config = SimpleNamespace(
@@ -58,9 +63,9 @@ def test_a_clusters_nodes_are_asked_before_any_actor_is_made(monkeypatch, addres
     prepared = SimpleNamespace(config=config, plan=plan, check_gpus=needs(100))
     if is_asked:
         with pytest.raises(ConfigError, match=r"nearest: -ptp 2 \(the cluster"):
-            actor_group.ActorGroup(prepared, None, None)
+            actor_group.ActorGroup(prepared, SimpleNamespace(logs=None), SimpleNamespace(coordinator=None))
     else:
-        actor_group.ActorGroup(prepared, None, None)
+        actor_group.ActorGroup(prepared, SimpleNamespace(logs=None), SimpleNamespace(coordinator=None))
     assert made == ([] if is_asked else ["coordinator"])
 
 

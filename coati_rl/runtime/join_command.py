@@ -1,0 +1,169 @@
+"""Join the Ray cluster of a run with this machine, and leave it: `coati-rl join`, `coati-rl leave`.
+
+A run with --max-producers starts an engine on each node that has room. Before its node leaves, at SIGTERM (a
+preemption notice) or Ctrl-C, each producer here gives its prompts back, and others sample them at once.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from coati_rl.errors import ConfigError, RunError
+
+_GRACE_S = 20.0  # for producers to give their prompts back
+_END_S = 15.0  # for Ray's processes of this node to end
+_LOOK_S = 0.2
+
+
+def join(arguments: Sequence[str]) -> int:
+    """Join until a signal, then leave. Returns: 0 after a signal, 1 if the node ended by itself."""
+    parser = argparse.ArgumentParser(prog="coati-rl join", description="Join the Ray cluster of a run.")
+    parser.add_argument("address", help="of the cluster's head, HOST:PORT; its token is found as `ray start` does")
+    parser.add_argument("--num-cpus", type=int, help="cores to offer; default: all")
+    parser.add_argument("--num-gpus", type=int, help="GPUs to offer; default: all")
+    parser.add_argument("--node-ip-address", help="this machine's address; default: found by Ray")
+    parser.add_argument("--grace-s", type=float, default=_GRACE_S, help="for prompts to be given back, seconds")
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # else Ray's client sends none
+    try:
+        with _leaving() as is_leaving, _joined_here() as note, _node(options) as node:
+            note.touch()
+            while node.poll() is None and not is_leaving():
+                time.sleep(_LOOK_S)
+            if node.poll() is not None:
+                raise RunError(
+                    f"Ray's node here has ended with exit code {node.returncode}; is {options.address} alive?"
+                )
+            _say(f"{_give_back(options)} producers have given their prompts back; leaving {options.address}")
+    except (RunError, ConfigError) as error:
+        _say(str(error))
+        return 1
+    return 0
+
+
+def leave(arguments: Sequence[str]) -> int:
+    """Have every `coati-rl join` of this user on this machine leave. Returns: 1 if one does not end, 2 if none runs."""
+    parser = argparse.ArgumentParser(prog="coati-rl leave", description="Leave the clusters that this machine joined.")
+    parser.add_argument("--grace-s", type=float, default=_GRACE_S, help="as of `coati-rl join`, seconds")
+    options = parser.parse_args(arguments)
+    pids = [int(note.name) for note in _notes().iterdir() if _signal(int(note.name), 0)]
+    if not pids:
+        _say("no `coati-rl join` of this user runs on this machine")
+        return 2
+    for pid in pids:
+        _signal(pid, signal.SIGTERM)
+    deadline = time.monotonic() + options.grace_s + 2 * _END_S
+    while (left := [pid for pid in pids if _signal(pid, 0)]) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    if left:
+        _say(f"still there: process {', '.join(map(str, left))}")
+    return 1 if left else 0
+
+
+@contextmanager
+def _leaving() -> Iterator[Any]:
+    """Yield what tells whether a signal has come."""
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda got, _: came.append(got)) for number in _SIGNALS}
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@contextmanager
+def _node(options: argparse.Namespace) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start Ray's node in the foreground of a session of its own, and end it."""
+    flags = {
+        "address": options.address,
+        "num-cpus": options.num_cpus,
+        "num-gpus": options.num_gpus,
+        "node-ip-address": options.node_ip_address,
+    }
+    given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats", *given]
+    node = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield node
+    finally:
+        node.terminate()  # it ends its processes
+        with suppress(subprocess.TimeoutExpired):
+            node.wait(_END_S)
+        with suppress(ProcessLookupError):
+            os.killpg(node.pid, signal.SIGKILL)
+
+
+def _give_back(options: argparse.Namespace) -> int:
+    """Have the producers on this node give their prompts back and end. Returns: how many did, in time."""
+    import ray
+
+    try:
+        ray.init(address=options.address, log_to_driver=False, configure_logging=False)
+        here = options.node_ip_address or ray.util.get_node_ip_address()
+        named: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
+        asked: list[Any] = []
+        for each in named:
+            if each["name"].startswith("producer-") and each["namespace"].startswith("coati-rl-"):
+                actor: Any = ray.get_actor(each["name"], namespace=each["namespace"])
+                asked.append(actor.leave.remote(here, options.grace_s))
+        done, _ = ray.wait(asked, num_returns=len(asked), timeout=options.grace_s) if asked else ([], [])
+        return sum(bool(_result(each)) for each in done)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        _say(f"the producers here could not be asked: {' '.join(str(error).split())}")
+        return 0
+    finally:
+        ray.shutdown()
+
+
+def _result(reference: Any) -> Any:
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        return ray.get(reference, timeout=0)
+    except RayError:  # it has ended meanwhile
+        return None
+
+
+@contextmanager
+def _joined_here() -> Iterator[Path]:
+    """Yield the note by which `coati-rl leave` finds this process."""
+    note = _notes() / str(os.getpid())
+    try:
+        yield note
+    finally:
+        note.unlink(missing_ok=True)
+
+
+def _notes() -> Path:
+    """Return the private directory of this user's notes. Raises: ConfigError if another user has made it."""
+    directory = Path(tempfile.gettempdir()) / f"coati-rl-join-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.stat().st_uid != os.getuid():
+        raise ConfigError(f"{directory}: belongs to another user; set TMPDIR to a directory of your own")
+    return directory
+
+
+def _signal(pid: int, number: int) -> bool:
+    """Send a signal, 0 for none. Returns: False if there is no such process."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"coati-rl: {text}\n")

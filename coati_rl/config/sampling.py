@@ -87,7 +87,7 @@ class SamplingConfig(Section):
     stop: list[str] = experiment([], "Text that ends a response; repeat the flag for several.")
     eval_samples: int = execution(
         1,
-        "Answers per evaluation prompt; several give avg@N and pass@k, and need --eval-temperature.",
+        "Answers per evaluation prompt; several give avg@N and pass@k.",
         ge=1,
         needs={"eval_temperature": ()},
     )

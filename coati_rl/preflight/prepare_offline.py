@@ -85,8 +85,16 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
         return {}
 
     def within_positions(self, config: OfflineConfig, hf_config: Any) -> OfflineConfig:
-        """Lower the default of --max-length to the model's positions."""
-        return _within_positions(config, hf_config)
+        """Lower the default of --max-length to the model's positions. Raises: ConfigError for a larger one."""
+        limit, length = positions_of(hf_config), config.data.max_length
+        if limit is None or length <= limit:
+            return config
+        if "max_length" in config.data.model_fields_set:
+            raise ConfigError(
+                f"--max-length {length} exceeds the {limit} positions of --model {config.model.model}; "
+                f"use --max-length {limit}"
+            )
+        return config.with_changes(max_length=limit)
 
     def uses(self, config: OfflineConfig) -> tuple[Use, ...]:
         """Return that the model is trained, and what reads a scalar head."""
@@ -192,19 +200,6 @@ def _check_template(config: OfflineConfig, forms: _Forms) -> None:
                 f"--input-template is for prompts that are text, and {flag} has rows of messages; leave it out, or use "
                 "--chat-template"
             )
-
-
-def _within_positions(config: OfflineConfig, hf_config: Any) -> OfflineConfig:
-    """Lower the default of --max-length to the model's positions. Raises: ConfigError if one that was given exceeds."""
-    limit, length = positions_of(hf_config), config.data.max_length
-    if limit is None or length <= limit:
-        return config
-    if "max_length" in config.data.model_fields_set:
-        raise ConfigError(
-            f"--max-length {length} exceeds the {limit} positions of --model {config.model.model}; "
-            f"use --max-length {limit}"
-        )
-    return config.with_changes(max_length=limit)
 
 
 def without_effect(config: OfflineConfig) -> Iterator[str]:

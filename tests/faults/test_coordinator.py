@@ -71,7 +71,7 @@ def test_killed_in_any_phase_in_lockstep(start_run, job, undisturbed, phase, num
 @pytest.mark.parametrize(("phase", "number"), [(p, ns[-1]) for p, ns in MOMENTS.items()])
 def test_killed_in_any_phase_one_step_ahead_with_two_producers(start_run, job, phase, number):
     kill = kill_at(phase, number)
-    run = start_run(*job, "-nb", 1, "-i", 2, "-ibs", 2, signals=[kill])
+    run = start_run(*job, "-nb", 1, "-i", 2, "-ibs", 2, "-imbs", 2, signals=[kill])
     assert_goes_on(run, job, kill)
 
 

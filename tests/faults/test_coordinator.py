@@ -57,6 +57,7 @@ def assert_lockstep_is_the_undisturbed_run(start_run, job, undisturbed, phase, n
     assert weights(run, STEPS) == weights(undisturbed, STEPS)
 
 
+@pytest.mark.full
 def test_a_run_whose_coordinator_is_killed_goes_on_and_has_the_undisturbed_runs_weights(start_run, job, undisturbed):
     assert_lockstep_is_the_undisturbed_run(start_run, job, undisturbed, "generation", 14)
 

@@ -67,7 +67,7 @@ class PlacementManager:
         self._next_slot: Counter[str] = Counter()
         self._leaving: set[str] = (
             set()
-        )  # nodes that are about to leave the cluster; one that joins again has another id
+        )  # nodes that are about to go; one that joins again has another id
         self._raylets: dict[str, tuple[str, int]] = {}  # node -> address and port, of nodes with a reservation
         self._free = [self._reserve_producer(node_id) for node_id in assignment.producers]
         needs = [self._request.trainer] * len(assignment.trainers)
@@ -142,7 +142,7 @@ class PlacementManager:
 
     def _forget(self, reservation: Reservation) -> None:
         """Drop a producer's reservation whose node is gone: the run goes on without it."""
-        logger.info("the node at %s is lost", reservation.address)
+        logger.info("the run goes on without the node at %s", reservation.address)
         self._raylets.pop(reservation.node_id, None)
         remove_placement_group(reservation.group)
 

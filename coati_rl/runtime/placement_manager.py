@@ -65,9 +65,7 @@ class PlacementManager:
             [*assignment.producers, *assignment.trainers, *assignment.reward_models, *assignment.scorers]
         )
         self._next_slot: Counter[str] = Counter()
-        self._leaving: set[str] = (
-            set()
-        )  # nodes that are about to go; one that joins again has another id
+        self._leaving: set[str] = set()  # nodes that are about to go; one that joins again has another id
         self._raylets: dict[str, tuple[str, int]] = {}  # node -> address and port, of nodes with a reservation
         self._free = [self._reserve_producer(node_id) for node_id in assignment.producers]
         needs = [self._request.trainer] * len(assignment.trainers)

@@ -103,11 +103,6 @@ class Config(TrainingConfig):
         return self.parallel.num_inferencer
 
     @property
-    def max_producers(self) -> int | None:
-        """Inference engines at most, where these join and leave; None: there are always as many as at the start."""
-        return self.parallel.max_producers
-
-    @property
     def producer_width(self) -> int:
         """Processes of one inference engine."""
         return self.parallel.producer_tensor_parallel_size

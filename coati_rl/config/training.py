@@ -264,8 +264,9 @@ class TrainingConfig(JobConfig):
 
     @property
     def max_producers(self) -> int | None:
-        """Inference engines at most, where these join and leave."""
-        return None
+        """Inference engines at most, where these join and leave; None: there are always as many as at the start."""
+        most: int | None = getattr(self.parallel, "max_producers", None)
+        return most
 
     @property
     def needs_ray(self) -> bool:

@@ -127,10 +127,9 @@ class Coordinator:
         while True:
             with self._changed:
                 found = self._find(index, rank, deadline)
-                number = self._state.ledger.changed() if isinstance(found, Assembly) else 0
             if not isinstance(found, Assembly):
                 return found
-            self._assemble(index, found, number)
+            self._assemble(index, found)
 
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:
         """See StepReports; waits for the disk if more than _MAX_UNWRITTEN steps are not written."""
@@ -206,23 +205,18 @@ class Coordinator:
                 if isinstance(decided, Assembly):
                     self._decided.notes[index] = decided.note
                     self._decided.assembled, self._wait = index, None
+                    self._decided.number = self._state.ledger.changed()
                     return decided
                 self._wait = decided
             if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                 return self._wait or Wait(reason=f"item {index} is being built")
         return work
 
-    def _assemble(self, index: int, assembly: Assembly, number: int) -> None:
-        """Make an item without the lock, so that producers can deliver meanwhile, and publish it to all ranks.
-
-        Args:
-            index: of the item.
-            assembly: makes it.
-            number: what the ledger calls the decision.
-        """
+    def _assemble(self, index: int, assembly: Assembly) -> None:
+        """Make an item without the lock, so that producers can deliver meanwhile, and publish it to all ranks."""
         try:
             items = assembly.make()
-            self._state.ledger.wait_written(number)
+            self._state.ledger.wait_written(self._decided.number)
         except BaseException as error:
             with self._changed:
                 self._decided.assembled = None

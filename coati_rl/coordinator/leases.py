@@ -76,7 +76,15 @@ class LeaseTable:
         if sync_before != sync_index:  # groups are trained in the order of leases, which is that of syncs
             lease_id = self._next_id
         lease_id = self._former_ids.pop(prompt.uid, lease_id)
-        lease = self._lease(lease_id, prompt)
+        plan = self._plans[prompt.purpose]
+        sampling = replace(plan.sampling_of(prompt.task), seed=self._request_seed(prompt.uid))
+        lease = Lease(
+            lease_id=lease_id,
+            prompt=prompt,
+            group_size=plan.group_size,
+            sampling=sampling,
+            has_baseline=plan.has_baseline,
+        )
         self._open[lease.lease_id] = OpenLease(lease=lease, producer_id=producer_id, sync_index=sync_index)
         self._next_id += lease_id == self._next_id
         self.producer_idle.change(producer_id, 1)
@@ -129,16 +137,15 @@ class LeaseTable:
     def restore(self, values: Mapping[str, Any], producers: Iterable[int]) -> None:
         """Restore the leases that another table has kept; `producers` are those that work."""
         self._next_id, self._former_ids = values["next_id"], values["former_ids"]
-        self._returned = values["returned"]
-        self._again.extend(values["again"])
-        self._num_open.update(prompt.purpose for prompt in self._again)
         for producer_id in producers:
             self.producer_idle.join(producer_id)
         for lease_id, prompt, producer_id, sync_index in values["open"]:
-            lease = self._lease(lease_id, prompt)
-            self._open[lease_id] = OpenLease(lease=lease, producer_id=producer_id, sync_index=sync_index)
-            self._num_open[prompt.purpose] += 1
-            self.producer_idle.change(producer_id, 1)
+            self._again.append(prompt)
+            self._returned[prompt.uid] = (lease_id, sync_index)
+            self.issue(producer_id, lambda: None, sync_index=sync_index)
+        self._returned = values["returned"]
+        self._again.extend(values["again"])
+        self._num_open.update(prompt.purpose for prompt in (*self._again, *(each[1] for each in values["open"])))
 
     def num_open(self, purpose: Purpose) -> int:
         """Return the number of prompts of a purpose that are leased or wait to be issued again."""
@@ -181,17 +188,6 @@ class LeaseTable:
     def has_lost(self) -> bool:
         """Return True while a prompt waits to be issued again."""
         return bool(self._again)
-
-    def _lease(self, lease_id: int, prompt: Prompt) -> Lease:
-        plan = self._plans[prompt.purpose]
-        sampling = replace(plan.sampling_of(prompt.task), seed=self._request_seed(prompt.uid))
-        return Lease(
-            lease_id=lease_id,
-            prompt=prompt,
-            group_size=plan.group_size,
-            sampling=sampling,
-            has_baseline=plan.has_baseline,
-        )
 
     def _request_seed(self, uid: str) -> int:
         # 48 bits: sample i uses seed + i, which must not exceed an engine's limit of 63 bits.

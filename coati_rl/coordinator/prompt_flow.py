@@ -8,8 +8,8 @@ do not guarantee that, as short responses may finish before a long one; so a min
 are left, in this rollout step and the next ones, for every older prompt that is still leased.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from coati_rl.batching.batcher import StepBatcher
@@ -19,19 +19,10 @@ from coati_rl.coordinator.batch_updates import BatchUpdates
 from coati_rl.coordinator.leases import LeaseTable
 from coati_rl.coordinator.prompt_queue import PromptQueue
 from coati_rl.coordinator.settings import CoordinatorSettings
-from coati_rl.estimator import load_estimator
-from coati_rl.samples import RaggedBatch
+from coati_rl.coordinator.step_plans import StepPlans
 from coati_rl.text import count
 from coati_rl.types import Prompt, RolloutGroup
 from coati_rl.work import Wait
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepPlan:
-    """Hold what decides the mini-batches of a step."""
-
-    learning_rate_progress: float
-    mini_batches: list[list[RolloutGroup]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +40,7 @@ class ChosenGroups:
 class PromptFlow:
     """Track training prompts; called under the coordinator's lock."""
 
-    KEPT: ClassVar = ("_finished", "_in_step", "_awaits_leases", "_num_trained_unsynced", "is_stopped", "_plans")
+    KEPT: ClassVar = ("_finished", "_in_step", "_awaits_leases", "_num_trained_unsynced", "is_stopped")
 
     def __init__(
         self,
@@ -63,11 +54,10 @@ class PromptFlow:
         self._settings = settings
         self._queue = queue
         self._leases = leases
-        self._estimator = load_estimator(settings.batch.advantage_estimator)
         self._finished: list[FinishedGroup] = [*untrained]
         self._batcher: StepBatcher | None = None  # of the step that is being filled
         self._in_step: list[FinishedGroup] = []  # its groups
-        self._plans: dict[int, StepPlan] = {}  # of steps that a coordinator that takes over may have to build again
+        self.plans = StepPlans(settings.batch)
         # A resumed run has groups to train before its producers have started, but its free slots have to be leased
         # with the checkpoint's weights, which the first optimizer step replaces.
         self._awaits_leases = bool(untrained)
@@ -173,7 +163,7 @@ class PromptFlow:
             bound = f"before the weights change again (--n-behind {self._settings.sync.n_behind})"
             return Wait(reason=f"waiting for an older prompt, to be trained {bound}: {self._sampling()}")
         if self._batcher is None:
-            self._batcher = self._begin_step()
+            self._batcher = self.plans.begin(step, learning_rate_progress=self.learning_rate_progress())
         batcher, chosen = self._batcher, [*self.finished[:size]]
         self._in_step += chosen
         del self._finished[:size]
@@ -182,29 +172,19 @@ class PromptFlow:
         if is_last := len(of_step) >= self._settings.batch.prompts_per_step:
             self._batcher, self._in_step = None, []
             self.updates.add_batch()
-        groups, plan = [finished.group for finished in chosen], self._plans[step]
-        plan.mini_batches.append(groups)
-        number = len(plan.mini_batches) - 1
+        groups = [finished.group for finished in chosen]
+        number = self.plans.add(step, groups)
         return ChosenGroups(step=step, number=number, batcher=batcher, groups=groups, of_step=of_step, is_last=is_last)
 
-    def replay(self, step: int) -> tuple[StepBatcher, list[list[RaggedBatch]]]:
-        """Build a step, from 0, again. Returns: its batcher, and its mini-batches so far for each dp rank."""
-        plan = self._plans[step]
-        batcher = self._batcher_of(step, plan)
-        return batcher, [batcher.add(groups) for groups in plan.mini_batches]
-
-    def keep_plans(self, steps: Collection[int]) -> None:
-        """Drop the plans of all other steps but the one that is being filled."""
-        self._plans = {
-            step: plan
-            for step, plan in self._plans.items()
-            if step in steps or (self._batcher is not None and step == self.step)
-        }
+    @property
+    def used_plan(self) -> set[int]:
+        """Return the step that is being filled, from 0, if there is one."""
+        return set() if self._batcher is None else {self.step}
 
     def reopen_step(self) -> None:
         """Go on with the step that another coordinator was filling."""
         if self._in_step:
-            self._batcher, _ = self.replay(self.step)
+            self._batcher, _ = self.plans.replay(self.step)
 
     def wait_for_rollout_step(self) -> Wait:
         """Return what trainers wait for that are to get the groups of a whole rollout step."""
@@ -256,14 +236,6 @@ class PromptFlow:
         num_undone = self.updates.num_due * settings.batch.prompts_per_step / settings.updates_per_batch
         num_done = self._queue.num_drawn - num_out - num_undone
         return settings.learning_rate_progress(step=self.step, num_done=num_done, num_prompts=self._queue.length)
-
-    def _begin_step(self) -> StepBatcher:
-        self._plans[self.step] = plan = StepPlan(learning_rate_progress=self.learning_rate_progress())
-        return self._batcher_of(self.step, plan)
-
-    def _batcher_of(self, step: int, plan: StepPlan) -> StepBatcher:
-        progress = plan.learning_rate_progress
-        return StepBatcher(self._settings.batch, step=step, learning_rate_progress=progress, estimator=self._estimator)
 
     def _wait_for_rollouts(self) -> Wait:
         num_there = len(self._finished) + len(self._in_step)

@@ -98,7 +98,7 @@ class Scheduler:
             return self._checkpoint(note)
         if not isinstance(note, TrainNote):
             return self._same_for_all(note)
-        batcher, mini_batches = self._state.flow.replay(note.step)
+        batcher, mini_batches = self._state.flow.plans.replay(note.step)
         draft = None
         if note.counts is not None:
             draft = self._state.stats.redraft(note.step, note.counts, note.dropped)

@@ -17,8 +17,8 @@ from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.untrained_rollouts import FinishedGroup, UntrainedRollouts
 from coati_rl.coordinator.checkpoint_schedule import SaveNote
 from coati_rl.coordinator.logprob_mismatch import LogprobMismatch
-from coati_rl.coordinator.prompt_flow import StepPlan
 from coati_rl.coordinator.scheduler import TrainNote
+from coati_rl.coordinator.step_plans import StepPlan
 from coati_rl.types import CommitResult, Prompt, RolloutGroup
 from coati_rl.work import CommitReport, FinishWork, HandOverWork, RepeatWork, SyncReport, SyncWork
 

@@ -31,6 +31,7 @@ class Decided:
 
     notes: dict[int, Note] = field(default_factory=dict)  # by the item's number
     assembled: int | None = None  # number of the item that is being made
+    number: int = 0  # of its decision in the ledger
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +67,7 @@ def describe(
     }
     steps = {note.step for note in decided.notes.values() if isinstance(note, TrainNote)}
     closed = state.stats.kept()
-    state.flow.keep_plans(steps | closed["dropped"].keys())
+    state.flow.plans.keep(steps | closed["dropped"].keys() | state.flow.used_plan)
     groups: dict[str, RolloutGroup] = {}
     values = {
         **{name: kept(part) for name, part in _parts(state, scheduler, work).items()},
@@ -89,7 +90,7 @@ def restore_state(
         return group_from_bytes(record.body, lease_id=record.fields["lease"], prompt_of=prompt_of)
 
     def replay(step: int) -> ClosedStep:
-        return state.flow.replay(step)[0].close()
+        return state.flow.plans.replay(step)[0].close()
 
     try:
         values = from_json(left.values, References(prompt_of=prompt_of, group_of=group_of))
@@ -117,6 +118,7 @@ def _parts(state: RunState, scheduler: Scheduler, work: WorkList) -> dict[str, A
         "run": state,
         "queue": state.queue,
         "flow": state.flow,
+        "plans": state.flow.plans,
         "updates": state.flow.updates,
         "members": state.members,
         "turns": state.turns,

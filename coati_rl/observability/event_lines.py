@@ -24,7 +24,7 @@ def event_line(event: dict[str, Any]) -> str | None:
         reissued = event["prompts_reissued"]
         return f"producer {event['producer']} lost: {event['cause']}; {reissued} prompts reissued"
     if kind == "producer_left":
-        return f"producer {event['producer']} has left: {event['cause']}; {event['prompts_reissued']} prompts reissued"
+        return f"producer {event['producer']} has left: {event['cause']}"  # it gave its prompts back before
     if kind == "coordinator_replaced":
         return f"the coordinator was lost; another goes on from the ledger, with {event['num_leased']} prompts leased"
     if kind == "sync" and event["problem"]:

@@ -187,7 +187,7 @@ class ActorGroup:
             self._servers.release(producer_id)
             ray.kill(member.handle)
             if member.reservation is not None:
-                self._placement.release(member.reservation)
+                self._placement.release(member.reservation, is_leaving=leaves)
             self.coordinator.remove_producer(producer_id, cause, leaves=leaves)
 
     def dead_raylets(self) -> list[str]:

@@ -111,7 +111,7 @@ def _give_back(options: argparse.Namespace) -> int:
 
     try:
         ray.init(address=options.address, log_to_driver=False, configure_logging=False)
-        here = options.node_ip_address or ray.util.get_node_ip_address()
+        here = options.node_ip_address or str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         named: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
         asked: list[Any] = []
         for each in named:

@@ -65,6 +65,7 @@ class PlacementManager:
             [*assignment.producers, *assignment.trainers, *assignment.reward_models, *assignment.scorers]
         )
         self._next_slot: Counter[str] = Counter()
+        self._leaving: set[str] = set()  # nodes that are about to go; one that joins again has another id
         self._raylets: dict[str, tuple[str, int]] = {}  # node -> address and port, of nodes with a reservation
         self._free = [self._reserve_producer(node_id) for node_id in assignment.producers]
         needs = [self._request.trainer] * len(assignment.trainers)
@@ -126,7 +127,7 @@ class PlacementManager:
             if _is_reachable(reservation.node_id):
                 return reservation
             self._forget(reservation)
-        free, _ = cluster_nodes()
+        free = [node for node in cluster_nodes()[0] if node.node_id not in self._leaving]
         request = replace(self._request, num_trainers=0, num_producers=1, num_reward_models=0, num_scorers=0)
         if (assignment := assign_nodes(free, request)) is None:
             return None
@@ -139,13 +140,17 @@ class PlacementManager:
 
     def _forget(self, reservation: Reservation) -> None:
         """Drop a producer's reservation whose node is gone: the run goes on without it."""
-        logger.info("the node at %s is lost", reservation.address)
+        logger.info("the run goes on without the node at %s", reservation.address)
         self._raylets.pop(reservation.node_id, None)
         remove_placement_group(reservation.group)
 
-    def release(self, reservation: Reservation) -> None:
-        """Release a producer's reservation for its replacement."""
-        self._free.append(reservation)
+    def release(self, reservation: Reservation, *, is_leaving: bool = False) -> None:
+        """Release a producer's reservation for its replacement, or for none if the node is about to leave."""
+        if is_leaving:
+            self._leaving.add(reservation.node_id)
+            self._forget(reservation)
+        else:
+            self._free.append(reservation)
 
     def dead_raylets(self) -> list[str]:
         """Return the addresses of nodes with a reservation whose raylet is dead; all actors there die with it."""

@@ -74,7 +74,7 @@ def test_a_run_that_no_node_has_room_for_is_refused_with_what_each_node_has(star
     assert run.actors() == []
 
 
-def test_weights_cross_nodes_and_a_producer_of_a_lost_node_goes_on_elsewhere(nodes, start):
+def test_weights_cross_nodes_and_a_run_goes_on_without_a_node_and_with_another_coordinator(nodes, start):
     # One trainer and a producer on the head, which then has a CPU left; the other producer on the second node.
     run = start("-b", "transformers", "-e", 1000, "--max-steps", 1000, cpus=3, trainers=1, inferencers=2)
     run.wait_for_step(2, timeout_s=300)
@@ -89,7 +89,11 @@ def test_weights_cross_nodes_and_a_producer_of_a_lost_node_goes_on_elsewhere(nod
         assert time.monotonic() < deadline, run.text()
         time.sleep(0.2)
     run.wait_for_step(len(run.records()) + 5)
-    while "lost" not in run.text():  # the terminal follows the steps on a machine that is busy
+    (coordinator,) = nodes.processes(0, "ray::CoordinatorActor")
+    coordinator.kill()
+    run.wait_for_step(len(run.records()) + 5, timeout_s=60)
+    while not all(text in run.text() for text in (" lost: ", "the coordinator was lost; another goes on")):
+        # the terminal follows the steps on a machine that is busy
         assert time.monotonic() < deadline, run.text()
         time.sleep(0.2)
     assert_engine_and_trainer_agree(run.records())

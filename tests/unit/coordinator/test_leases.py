@@ -94,3 +94,28 @@ def test_what_a_producer_has_held_since_a_sync_are_its_training_leases_from_then
 def test_there_is_no_lease_without_a_prompt(book):
     leases, _ = book
     assert leases.issue(0, lambda: None) is None
+
+
+@pytest.mark.parametrize(("sync_index", "lease_id"), [(4, 0), (5, 2)])
+def test_what_a_producer_gives_back_is_issued_again_with_its_number_until_the_next_sync(book, sync_index, lease_id):
+    leases, draw = book
+    given, kept = (leases.issue(0, draw, sync_index=4) for _ in range(2))
+    assert leases.give_back(0, but=[kept.lease_id, 7]) == (7,), "which it does not know"
+    again = leases.issue(1, draw, sync_index=sync_index)
+    assert (again.prompt, again.lease_id) == (given.prompt, lease_id)
+    assert leases.close(given.lease_id, 0) is None and leases.close(kept.lease_id, 0) is not None
+
+
+def test_a_table_that_takes_over_has_the_same_leases_and_gives_the_next_number(book):
+    leases, draw = book
+    held = [leases.issue(producer, draw, sync_index=producer) for producer in (0, 1)]
+    lost = leases.issue(2, draw)
+    leases.revoke(2)
+    another = LeaseTable(leases._plans, seed=1)
+    another.restore(leases.kept("train"), producers=(0, 1))
+    assert another.num_open("train") == leases.num_open("train") == 3
+    assert another.issue(1, draw).prompt == lost.prompt
+    assert [another.close(lease.lease_id, producer) for producer, lease in enumerate(held)] == [
+        OpenLease(lease=lease, producer_id=producer, sync_index=producer) for producer, lease in enumerate(held)
+    ]
+    assert another.issue(0, draw).lease_id == 4

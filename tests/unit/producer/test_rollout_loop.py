@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coati_rl.errors import CoordinatorReplacedError, EngineError
+from coati_rl.errors import EngineError
 from coati_rl.types import Completion, GenerationResult, Lease, Prompt, SamplingParams, Score
 from coati_rl.work import LeaseReply
 from producer.environments.single_turn import SingleTurn
@@ -237,53 +237,6 @@ def test_what_is_generating_at_the_end_of_the_run_is_aborted(roll_out):
 
     _, engine = roll_out(coordinator=Finishing(*map(lease, range(3))), max_sequences=6)
     assert engine.aborted == ["lease-1", "lease-2"]
-
-
-class Replaced(Coordinator):
-    """Is dead at some calls, and another one by the next, which issues the leases in `void` again."""
-
-    def __init__(self, *leases, dead_at, void=()):
-        super().__init__(*leases)
-        self.dead_at, self.void, self.held = dead_at, void, []
-
-    def _note(self, call):
-        if call in self.dead_at:
-            self.dead_at.remove(call)
-            raise CoordinatorReplacedError("another coordinator has taken over")
-
-    def lease(self, producer_id, **options):
-        if len(self.asked) == 1:
-            self._note("lease")
-        return super().lease(producer_id, **options)
-
-    def put(self, producer_id, groups):
-        self._note("put")
-        super().put(producer_id, groups)
-
-    def fail(self, producer_id, lease_id, cause):
-        self._note("fail")
-        super().fail(producer_id, lease_id, cause)
-
-    def rejoin(self, producer_id, held):
-        self.held.append([*held])
-        self.leases = [self.given[number] for number in self.void] + self.leases
-        return tuple(self.void)
-
-
-def test_what_a_dead_coordinator_did_not_take_goes_to_the_one_that_has_taken_over(roll_out):
-    coordinator = Replaced(*map(lease, range(4)), dead_at=["lease", "put", "fail"])
-    roll_out(coordinator=coordinator, max_sequences=8, refuses=("lease-1",))
-    assert coordinator.held == [[1, 2, 3, 0], [1, 2, 3, 0], [2, 3, 1]], "being sampled, then scored or failed"
-    assert [group.lease_id for group in coordinator.groups] == [0, 2, 3]
-    assert coordinator.failures == [(3, 1, "too long")]
-
-
-def test_requests_of_leases_that_it_does_not_know_are_ended_and_have_other_names_when_they_are_issued_again(roll_out):
-    coordinator = Replaced(*map(lease, range(3)), dead_at=["lease"], void=[1, 2])
-    coordinator, engine = roll_out(coordinator=coordinator, max_sequences=6)
-    assert engine.aborted == ["lease-1", "lease-2"]
-    assert [request.request_id for request in engine.requests[3:]] == ["lease-1.1", "lease-2.1"]
-    assert sorted(group.lease_id for group in coordinator.groups) == [0, 1, 2]
 
 
 def test_a_score_is_handed_in_at_once_while_the_engine_is_full(roll_out):

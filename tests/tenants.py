@@ -127,3 +127,13 @@ def worst(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
     """The largest relative difference of a tensor."""
     assert found.keys() == expected.keys()
     return max(float((found[name] - each).norm() / each.norm()) for name, each in expected.items())
+
+
+def logprobs_of(results: dict, number: int = 0) -> list[np.ndarray]:
+    """Return the log-probabilities of a request's sequences, of what a rank has computed."""
+    return [values for _, _, values in sorted((r, i, v) for r, i, v in results["logprobs"] if r == number)]
+
+
+def loss_of(results: dict, number: int = 0) -> float:
+    """Return the loss of a request."""
+    return sum(loss for each, loss in results["losses"] if each == number)

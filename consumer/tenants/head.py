@@ -21,7 +21,7 @@ from coati_rl.ops.vocab_chunks import CHUNK_ELEMENTS
 from consumer.objectives.tinker_losses import loss_terms, sequence_log_ratios
 from consumer.tenants.layers import Group, summed
 from consumer.tenants.pieces import PIECE_MULTIPLE, Piece
-from consumer.tenants.products import times_own, times_shared, times_shared_back
+from consumer.tenants.products import into_rank, times_own, times_shared, times_shared_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class _Head:
         chunks = [slice(start, min(start + size, self._group.rows)) for start in range(0, self._group.rows, size)]
         short = None
         if self._a is not None:
-            short = times_own(rows, self._a.transpose(1, 2)).mul_(self._group.scale)
+            short = into_rank(rows, self._a).mul_(self._group.scale)
         arrays = [{name: _copied(array, rows.device) for name, array in piece.arrays.items()} for piece in pieces]
         if len(chunks) > 1 and not pieces[0].loss.is_token_separable:  # one piece: see `_parts`
             parts = [self._softmax(rows, short, chunk)[0].logprobs for chunk in chunks]
@@ -143,10 +143,11 @@ class _Head:
         gradient += self._reduced(times_shared_back(of_group, self._weight))
         if short is None or self._a is None or self._b is None:
             return
-        grad_short = self._reduced(times_own(of_group, self._b)).mul_(self._group.scale)
+        grad_short = self._reduced(into_rank(of_group, self._b.transpose(1, 2))).mul_(self._group.scale)
         gradient += times_own(grad_short, self._a)
         grad_a = times_own(grad_short.transpose(1, 2), rows)
-        self._group.add_gradients(self._layer, grad_a, times_own(of_group.transpose(1, 2), short))
+        grad_b = into_rank(of_group.transpose(1, 2), short.transpose(1, 2))
+        self._group.add_gradients(self._layer, grad_a, grad_b)
 
     def _reduced(self, values: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
         return summed(values, self._tp_group, op)

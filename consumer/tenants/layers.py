@@ -20,7 +20,7 @@ from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import ParameterInfo
 from consumer.tenants.adapter_set import AdapterSet
 from consumer.tenants.pieces import Piece
-from consumer.tenants.products import times_own, times_shared, times_shared_back
+from consumer.tenants.products import into_rank, times_own, times_shared, times_shared_back
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +139,7 @@ class _Linear(torch.autograd.Function):
                 out += later_bias
             if group.has(layer.name):
                 a, b = group.stacked(layer.name, rows.dtype)
-                short = summed(times_own(group.of(rows), a.transpose(1, 2)), layer.sum_forward).mul_(group.scale)
+                short = summed(into_rank(group.of(rows), a), layer.sum_forward).mul_(group.scale)
                 out += times_own(short, b.transpose(1, 2))
             parts.append(out)
             shorts.append(short)
@@ -161,10 +161,11 @@ class _Linear(torch.autograd.Function):
             if short is None:
                 continue
             a, b = group.stacked(layer.name, rows.dtype)
-            grad_short = summed(times_own(own, b), layer.sum_backward).mul_(group.scale)
+            grad_short = summed(into_rank(own, b.transpose(1, 2)), layer.sum_backward).mul_(group.scale)
             grad_inputs += times_own(grad_short, a)
             grad_a = times_own(grad_short.transpose(1, 2), group.of(rows))
-            group.add_gradients(layer.name, grad_a, times_own(own.transpose(1, 2), short))
+            grad_b = into_rank(own.transpose(1, 2), short.transpose(1, 2))
+            group.add_gradients(layer.name, grad_a, grad_b)
         return _joined(parts).view_as(inputs), None, None, None, None
 
 

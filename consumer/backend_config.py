@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from coati_rl.config.optimizer import OptimizerConfig
-from coati_rl.config.training import PluginName
+from coati_rl.config.trainers import PluginName
 from coati_rl.protocols import Role
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import yaml
 
 from coati_rl.checkpoint.directory import find_checkpoint
 from coati_rl.config.fields import spelling
-from coati_rl.config.training import LAYOUT_FIELDS, TrainersConfig, TrainingConfig
+from coati_rl.config.trainers import LAYOUT_FIELDS, TrainersConfig
+from coati_rl.config.training import TrainingConfig
 from coati_rl.plugins import is_plugin
 
 Job = TypeVar("Job", bound=TrainingConfig)

@@ -1,7 +1,7 @@
 """Set sizes of a run with producers: how many processes, and how prompts are cut into batches."""
 
 from coati_rl.config.fields import execution
-from coati_rl.config.training import TrainersConfig
+from coati_rl.config.trainers import TrainersConfig
 
 
 class ParallelConfig(TrainersConfig):

@@ -8,7 +8,8 @@ from coati_rl.algorithms.choices import TOKEN_FRACTIONS
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.config import Config
 from coati_rl.config.fields import shown
-from coati_rl.config.training import PluginName, TrainingConfig
+from coati_rl.config.trainers import PluginName
+from coati_rl.config.training import TrainingConfig
 from coati_rl.plugins import is_plugin
 from coati_rl.types import Device
 

@@ -8,7 +8,8 @@ waits for it, and stays within a node; pipeline stages wait for each other at bo
 from collections.abc import Iterator
 from typing import Any
 
-from coati_rl.config.training import LAYOUT_FIELDS, TrainersConfig, TrainingConfig
+from coati_rl.config.trainers import LAYOUT_FIELDS, TrainersConfig
+from coati_rl.config.training import TrainingConfig
 from coati_rl.memory.nearest import Change
 from coati_rl.plugins import is_plugin
 

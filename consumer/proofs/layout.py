@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from coati_rl.config.training import PluginName
+from coati_rl.config.trainers import PluginName
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.config import read_config
 from consumer.parallel.layout_rules import TESTED

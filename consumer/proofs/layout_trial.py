@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from coati_rl.batch import MiniBatch
 from coati_rl.config.optimizer import OptimizerConfig
-from coati_rl.config.training import PluginName
+from coati_rl.config.trainers import PluginName
 from coati_rl.preflight.tiny_model import FIRST_TOKEN
 from consumer.backend import Backend, make_backend
 from consumer.backend_config import BackendConfig, trained

@@ -111,9 +111,7 @@ def _check_fit(directory: Path, base: Path, where: str) -> None:
     further = [name for name in adapter.shapes if not name.endswith(plain) or "lm_head." in name]
     if adapter.has_scalar_head or further:
         what = "a scalar head" if adapter.has_scalar_head else further[0]
-        raise ConfigError(
-            f"{where}: holds {what}, too, and engines add adapters of other layers alone; merge it (coati-rl merge)"
-        )
+        raise ConfigError(f"{where}: holds {what}, too, and engines add adapters alone; merge it (coati-rl merge)")
     check_base(directory, base, where)
     shapes = {name: tuple(each.meta.shape) for name, each in model_tensors(base).items()}
     problems = [*_misfits(adapter, shapes)]

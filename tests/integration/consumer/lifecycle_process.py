@@ -166,7 +166,7 @@ def live(out_dir: Path, layout: str, precision: str, model: str) -> dict[str, An
     backend.save(directory / "step-2", state={"step": 1})
     backend.save(directory / "step-2", state={"step": 2})  # replaces the first
     for step in (0, 1, 2):
-        backend.save(directory / "kept" / f"step-{step}", state={"step": step}, weights_only=2)
+        backend.save(directory / "kept" / f"step-{step}", state={"step": step}, keep=2, has_optimizer=False)
     result["empty_steps"], result["after_empty_steps"] = take_empty_steps(backend), state_of(backend)
     result["sums"], result["uninterrupted"] = train(backend, 2), state_of(backend)
     result["resumed_sums"], result["resumed"] = resume(directory / "step-2", layout, precision)

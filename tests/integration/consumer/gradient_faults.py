@@ -15,14 +15,14 @@ from consumer.parallel.parameters import ParameterInfo
 
 def wrong_denominator() -> None:
     """The average over data-parallel copies that DDP would form."""
-    right = gradient_reduction._sum_in_place
+    right = gradient_reduction.sum_in_place
 
     def averaging(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
         right(gradients, group)
         for gradient in gradients:
             gradient /= dist.get_world_size(group)
 
-    gradient_reduction._sum_in_place = averaging
+    gradient_reduction.sum_in_place = averaging
 
 
 def dropped_q_norm_sum() -> None:

@@ -133,9 +133,9 @@ def test_nothing_of_the_files_is_copied_to_read_them_nor_held_after_sharding(
         read.extend(any(p.data_ptr() in each for each in ranges) for p in module.parameters())
         return shard(self, module, *arguments)
 
-    def fill(self: Any, module: Any, full: dict[str, Tensor]) -> None:
+    def fill(self: Any, *arguments: Any) -> None:
         held.append(str(directory) in mapped_files())
-        take_rows(self, module, full)
+        take_rows(self, *arguments)
         held.append(str(directory) in mapped_files())
 
     held: list[bool] = []

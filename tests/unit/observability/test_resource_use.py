@@ -13,8 +13,8 @@ from coati_rl.observability.timeline import Timeline
 from coati_rl.observability.trace_file import write_trace
 
 HOLDS = 96 * 2**20  # bytes
-PROGRAM = f"""
-import sys, time
+CHILD = f"""
+import time
 held = bytearray({HOLDS})
 for at in range(0, len(held), 4096):
     held[at] = 1
@@ -22,26 +22,30 @@ print("held", flush=True)
 while time.process_time() < 60:
     pass
 """
+# In a process of its own, which has no other one below it.
+PARENT = """
+import subprocess, sys, time
+from coati_rl.observability.resource_use import ResourceUse
+use, alone = ResourceUse(has_descendants=True), ResourceUse(has_descendants=False)
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=True)
+assert child.stdout.readline() == "held\\n"
+deadline = time.monotonic() + 20.0
+while use.sample()["cores"] < 0.05:  # others may have the cores
+    assert time.monotonic() < deadline
+    time.sleep(0.2)
+print(use.sample()["memory_gib"] - alone.sample()["memory_gib"])
+child.kill()
+child.wait()
+print(use.sample()["memory_gib"] - alone.sample()["memory_gib"])
+"""
 
 
-@pytest.fixture
-def busy_child():
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout.readline() == "held\n"
-        yield child
-        child.kill()
-
-
-def test_a_busy_process_below_counts_and_one_that_has_ended_does_not(busy_child):
-    whole, alone = ResourceUse(has_descendants=True), ResourceUse(has_descendants=False)
-    deadline = time.monotonic() + 20.0
-    while whole.sample()["cores"] < 0.05:  # others may have the cores
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    assert whole.sample()["memory_gib"] - alone.sample()["memory_gib"] > 0.9 * HOLDS / GIB
-    busy_child.kill()
-    busy_child.wait()
-    assert whole.sample()["memory_gib"] - alone.sample()["memory_gib"] < 0.1 * HOLDS / GIB
+def test_a_busy_process_below_counts_and_one_that_has_ended_does_not():
+    ended = subprocess.run([sys.executable, "-c", PARENT, CHILD], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    both, alone = map(float, ended.stdout.split())
+    assert both > 0.9 * HOLDS / GIB
+    assert abs(alone) < 0.1 * HOLDS / GIB
 
 
 def test_cpu_time_is_counted_once_and_since_the_last_sample():

@@ -139,6 +139,7 @@ def test_what_was_acknowledged_is_computed_by_the_next_server(model_dir, tmp_pat
     assert np.all([answer["metrics"]["grad_norm:mean"] > 0 for answer in answers[1::2]])
 
 
+@pytest.mark.full
 def test_a_torn_journal_and_a_changed_model_are_told_and_not_gone_on_from(model_dir, make_model_dir, tmp_path):
     first = ServerProcess(model_dir, tmp_path, *FLAGS, die_at="optim_step:1")
     client = Client(first.port)

@@ -3,30 +3,14 @@
 from dataclasses import replace
 from fractions import Fraction
 
-import numpy as np
 import pytest
 
 from coati_rl.batching.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.errors import ConfigError
 from coati_rl.reading.mixing import Mixing
 from coati_rl.reading.reward_samples import process_sample
-from coati_rl.samples import Sample
 from coati_rl.work import FinishWork, SaveWork, TrainWork
-
-
-def samples_of(number, length=4):
-    """Sample i is `length` times token i; its first token is not in the loss."""
-    return [
-        Sample(
-            uid=f"row-{i}",
-            number=0,
-            prefix_ids=np.empty(0, np.int32),
-            token_ids=np.full(length, i, np.int32),
-            loss_mask=np.arange(length) > 0,
-            arrays={"loss_weights": 1.0, "temperature": 1.0},
-        )
-        for i in range(number)
-    ]
+from tests.unit.numbered_samples import samples_of
 
 
 def source_of(number=10, *, resumed=None, report=lambda record: None, **settings):

@@ -9,23 +9,8 @@ from coati_rl.batching.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.coordinator.dataset_coordinator import TRAIN, DatasetCoordinator, DatasetRunSettings
 from coati_rl.coordinator.reference_pass import ReferencePass
 from coati_rl.errors import RunError
-from coati_rl.samples import Sample
 from coati_rl.work import EvaluateWork, FinishWork, ReferenceWork, SaveWork, TrainWork, Wait
-
-
-def samples_of(number, length=4):
-    """Sample i is `length` times token i; its first token is not in the loss."""
-    return [
-        Sample(
-            uid=f"row-{i}",
-            number=0,
-            prefix_ids=np.empty(0, np.int32),
-            token_ids=np.full(length, i, np.int32),
-            loss_mask=np.arange(length) > 0,
-            arrays={"loss_weights": 1.0, "temperature": 1.0},
-        )
-        for i in range(number)
-    ]
+from tests.unit.numbered_samples import samples_of
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a process takes of its machine is measured with that of the processes below it, and drawn in the timeline."""
+"""Test that what a process and those below it take of a machine is measured, and drawn in the timeline."""
 
 import json
 import subprocess

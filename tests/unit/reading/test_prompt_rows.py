@@ -1,6 +1,5 @@
 """Prompts as other systems write them: with solutions, parts, ShareGPT, variables; and rows without a prompt."""
 
-import csv
 import json
 from copy import copy
 
@@ -13,28 +12,6 @@ from coati_rl.reading.dataset import load_rows, make_prompts
 from coati_rl.reading.tasks import RowTasks, Task
 
 ASKED = {"messages": {"role": "user", "content": "1+1?"}, "gt_answer": "2"}
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write_rows(name, rows):
-        path = tmp_path / name
-        if path.suffix == ".jsonl":
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        elif path.suffix == ".json":
-            path.write_text(json.dumps(rows), encoding="utf-8")
-        elif path.suffix == ".csv":
-            with path.open("w", newline="", encoding="utf-8") as file:
-                out = csv.DictWriter(file, [*rows[0]])
-                out.writeheader()
-                out.writerows({k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows)
-        else:
-            from datasets import Dataset
-
-            Dataset.from_list(rows).to_parquet(path)
-        return str(path)
-
-    return write_rows
 
 
 def loaded(path, **of_task):

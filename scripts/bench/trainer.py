@@ -59,6 +59,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and settings of
     "dp2": (2, {}),
     "tp2": (2, {"tp_size": 2}),
     "pp2": (2, {"pp_size": 2}),
+    "cp2": (2, {"cp_size": 2}),
     "dp2_bf16": (2, {"precision": "bf16"}),
     "zero1_dp2": (2, {"zero_stage": 1, "precision": "bf16"}),  # ColossalAI's ZeRO does not support float32
 }
@@ -68,6 +69,7 @@ FLAGS = {
     "vocab": (8192, "vocabulary"),
     "samples": (40, "samples of an optimizer step"),
     "budget": (1024, "tokens of a micro-batch"),
+    "length": (0, "tokens of every sample; 0: lognormal lengths"),
     "rounds": (7, "timed steps of each loop"),
     "seed": (0, "of weights, lengths and tokens"),
 }
@@ -77,7 +79,7 @@ def make_samples(arguments: argparse.Namespace, model: PreTrainedModel) -> Itera
     """Yield samples whose log-probabilities have fixed distances from the model's."""
     rng = np.random.default_rng(arguments.seed)
     lengths = rng.lognormal(MU, SIGMA, arguments.samples).round().clip(4, min(LONGEST, arguments.budget))
-    for number, length in enumerate(lengths.astype(int)):
+    for number, length in enumerate(np.full(arguments.samples, arguments.length or lengths).astype(int)):
         token_ids = rng.integers(0, arguments.vocab, length)
         start = max(1, int(PROMPT_SHARE * length))
         with torch.no_grad():
@@ -194,7 +196,7 @@ def main() -> None:
             vocab=arguments.vocab,
             hidden=arguments.hidden,
             layers=arguments.layers,
-            max_positions=2 * LONGEST,
+            max_positions=max(2 * LONGEST, arguments.length),
             tied=arguments.tied,
             seed=arguments.seed,
         )

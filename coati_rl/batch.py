@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-SEGMENT_COLUMNS = ("row", "start", "length", "parent")
 LOSS_ARRAYS = ("token_ids", "sources", "loss_mask", "sample_index")  # in every micro-batch
 
 # Values of loss arrays where `loss_mask` is False; 0 in arrays not named here.

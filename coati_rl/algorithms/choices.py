@@ -7,7 +7,6 @@ RatioLevel = Literal["token", "sequence"]
 Correction = Literal["none", "tis", "icepop", "sequence_tis", "sequence_mask", "sequence_mask_tis"]
 OF_SEQUENCES: tuple[Correction, ...] = ("sequence_tis", "sequence_mask", "sequence_mask_tis")
 POLICY_LOSSES = ("clip", "cispo", "sapo", "gmpo", "vespo")
-WITH_CLIP_BOUNDS = ("clip", "cispo", "gmpo")
 LOSSES_OF_SEQUENCES = ("gmpo", "vespo")  # these form a ratio of the whole sample by themselves
 TokenSelection = Literal["all", "top_entropy", "clip_cov", "kl_cov"]
 TOKEN_FRACTIONS: dict[str, float] = {"top_entropy": 0.2, "clip_cov": 2e-4, "kl_cov": 2e-4}

@@ -21,7 +21,6 @@ from coati_rl.model_files.stored import StoredTensor, read_stored, tensors_of
 from coati_rl.model_files.values import HEAD, has_own_head
 from coati_rl.tensor_bytes import bytes_of
 
-NUM_DIGITS = 32  # of an identity, in hexadecimal
 FINGERPRINT_DIGITS = 16  # the first ones, where a short name is enough
 
 

@@ -3,7 +3,7 @@
 Each row holds one sample: no packing, no sharing, no ranks. The loss and its gradient do not depend on those.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,6 @@ from coati_rl.preflight.resources import load_run_tokenizer
 from coati_rl.replay.training import StepBatch
 from coati_rl.samples import RaggedBatch
 from coati_rl.types import RolloutGroup
-
-Groups = Callable[[int], Sequence[RolloutGroup]]  # of an optimizer step, from 1
 
 
 class RolloutBatches:

@@ -69,11 +69,6 @@ class Layout:
         return ContextRank(rank=self.cp_rank, size=self.cp_size, group=self.cp_group)
 
     @property
-    def is_first_stage(self) -> bool:
-        """Return True on the pipeline stage that gets token ids."""
-        return self.stage == 0
-
-    @property
     def is_last_stage(self) -> bool:
         """Return True on the pipeline stage that has the LM head, and thus the loss and its metrics."""
         return self.stage == self.num_stages - 1

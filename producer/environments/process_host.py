@@ -7,19 +7,17 @@ all that it has started. What crosses is JSON. `episode_process` describes the p
 import asyncio
 import json
 import logging
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 from typing import Any
 
+from coati_rl.processes import fork_server
 from producer.environments.compatible.run_limits import RunLimits
 from producer.environments.episode import Action, EpisodeFailure, EpisodeTask, Step
-from producer.environments.episode_process import BODY, CLASS_VARIABLE
+from producer.environments.episode_process import BEGUN, BODY, CLASS_VARIABLE
 from producer.environments.loop_thread import LoopThread
 from producer.environments.returned_steps import as_rewards, as_start, as_step
 
@@ -81,19 +79,7 @@ class _Server:
     """Start and control the server of the processes; used in the loop's thread."""
 
     def __init__(self, class_and_arguments: str) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        import_path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-        variables = {CLASS_VARIABLE: class_and_arguments, "PYTHONPATH": import_path}
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", BODY, str(theirs.fileno()), str(os.getpid()), "import"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **variables},
-            )
-        ours.setblocking(False)
-        self._control = ours
+        self._process, self._control = fork_server.start(BODY, {CLASS_VARIABLE: class_and_arguments})
         self._numbers = count()
 
     @property
@@ -143,11 +129,7 @@ class _Server:
     def close(self) -> None:
         """Kill all processes and the server, and wait for their end."""
         self._control.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        fork_server.wait_for_end(self._process, _END_S)
 
     def _send(self, message: dict[str, int], descriptors: list[int]) -> bool:
         try:
@@ -222,7 +204,7 @@ class _ProcessCalls:
             server = await self._host.server()
             with suppress(TimeoutError, OSError):
                 number, reader, writer = await server.start()
-                if await asyncio.wait_for(reader.readline(), _START_TIMEOUT_S):
+                if await asyncio.wait_for(reader.readline(), _START_TIMEOUT_S) == BEGUN:
                     return server, number, reader, writer
                 writer.close()
                 await server.kill(number)

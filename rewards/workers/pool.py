@@ -25,8 +25,8 @@ from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem, Score
 from rewards.registry import make_reward
 from rewards.reward import invalid_score, only_computes
-from rewards.workers.fork_server import ForkServer, StartError, Worker, WorkerLostError
 from rewards.workers.task import ResponseGroup, ScoringTask
+from rewards.workers.worker import ForkServer, StartError, Worker, WorkerLostError
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import pytest
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem
 from rewards import RewardPool
-from rewards.workers import fork_server
+from rewards.workers import worker as workers
 from tests.integration.reward_pools import ready_workers, wait_until
 
 BOXED = RewardSpec(reward_type="boxed", math_answer="any")
@@ -83,7 +83,7 @@ def test_an_answer_without_an_end_has_its_limit_of_cpu_time() -> None:
 def test_a_worker_that_never_runs_is_replaced_and_its_response_scored_once_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fork_server, "_MAX_CPU_STRETCH", 3)
+    monkeypatch.setattr(workers, "_MAX_CPU_STRETCH", 3)
     with RewardPool(BOXED, timeout_s=LIMIT_S) as pool:
         (first,) = ready_workers(pool)
         os.kill(first, signal.SIGSTOP)
@@ -93,7 +93,7 @@ def test_a_worker_that_never_runs_is_replaced_and_its_response_scored_once_more(
 
 
 def test_a_response_over_which_two_workers_stand_still_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_server, "_MAX_CPU_STRETCH", 3)
+    monkeypatch.setattr(workers, "_MAX_CPU_STRETCH", 3)
     with RewardPool(BOXED, timeout_s=LIMIT_S) as pool:
         stopped: list[int] = []
 

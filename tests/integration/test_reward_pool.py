@@ -15,7 +15,7 @@ from coati_rl.errors import ConfigError, RunError
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem
 from rewards import RewardPool
-from rewards.workers import fork_server
+from rewards.workers import worker as workers
 from tests.integration.reward_pools import FIVE, Own, has_ended, ready_workers, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -83,7 +83,7 @@ def test_the_time_limit_counts_from_when_a_response_starts_to_run(one_worker: Re
 
 
 def test_a_response_that_others_keep_from_the_cores_is_not_late(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_server, "_MAX_STRETCH", 100)  # for a machine that is busy besides
+    monkeypatch.setattr(workers, "_MAX_STRETCH", 100)  # for a machine that is busy besides
     with RewardPool(own.score, timeout_s=LIMIT_S) as pool:
         (pid,) = ready_workers(pool)
         core = min(os.sched_getaffinity(0))
@@ -234,7 +234,7 @@ import sys, time
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem
 from rewards import RewardPool
-from rewards.workers import fork_server
+from rewards.workers import worker as workers
 _, own, state, then = sys.argv
 pool = RewardPool(RewardSpec(reward_type=own), num_workers=2, timeout_s=600.0)
 pool.submit(["power", "sleep 600"], Problem(ground_truth="5"))

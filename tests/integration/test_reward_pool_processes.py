@@ -12,7 +12,7 @@ import pytest
 from coati_rl.errors import RunError
 from coati_rl.reward_spec import RewardSpec
 from rewards import RewardPool
-from rewards.workers import fork_server
+from rewards.workers import worker as workers
 from tests.integration.reward_pools import FIVE, Own, has_ended, ready_workers, wait_until
 
 
@@ -81,18 +81,18 @@ def test_a_fork_server_that_is_killed_at_its_start_is_replaced(own: Own) -> None
 def test_a_stopped_fork_server_is_replaced_by_who_waits_for_a_worker(
     own: Own, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    close = fork_server.ForkServer.close
+    close = workers.ForkServer.close
 
-    async def close_it(server: fork_server.ForkServer) -> None:
-        monkeypatch.setattr(fork_server, "START_TIMEOUT_S", 60.0)  # for the next one
+    async def close_it(server: workers.ForkServer) -> None:
+        monkeypatch.setattr(workers, "START_TIMEOUT_S", 60.0)  # for the next one
         await close(server)
 
     with RewardPool(own.score) as pool:
         (worker,) = ready_workers(pool)
         stopped = pool.worker_pids()[0]
-        monkeypatch.setattr(fork_server.ForkServer, "close", close_it)
-        monkeypatch.setattr(fork_server, "_END_TIMEOUT_S", 0.2)
-        monkeypatch.setattr(fork_server, "START_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(workers.ForkServer, "close", close_it)
+        monkeypatch.setattr(workers, "_END_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(workers, "START_TIMEOUT_S", 0.3)
         os.kill(stopped, signal.SIGSTOP)
         os.kill(worker, signal.SIGKILL)
         assert pool.submit(["5"], FIVE).result(60)[0].verdict == "ok"
@@ -101,7 +101,7 @@ def test_a_stopped_fork_server_is_replaced_by_who_waits_for_a_worker(
 
 
 def test_closing_ends_a_stopped_fork_server(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_server, "_END_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(workers, "_END_TIMEOUT_S", 0.2)
     with RewardPool(own.score) as pool:
         (worker,) = ready_workers(pool)
         stopped = pool.worker_pids()[0]
@@ -140,7 +140,7 @@ def test_processes_that_cannot_start_fail_the_group_instead_of_waiting(
 def test_a_reward_that_cannot_be_made_fails_each_group_with_its_cause(make_reward: Callable[[str], RewardSpec]) -> None:
     own = make_reward("""
 import sys
-if sys.argv[-1] == "make":  # in the fork server, not here
+if sys.argv[-1] == "make it once":  # in the fork server, not here
     raise OSError("no model in /models")
 def score(response, ground_truth):
     return 1.0
@@ -174,7 +174,7 @@ def test_a_reward_with_threads_that_a_worker_cannot_make_fails_the_group_with_it
     make_reward: Callable[[str], RewardSpec],
 ) -> None:
     own = make_reward(
-        THREADED + "if sys.argv[-1] == 'leave it to the workers': raise OSError('no memory on the GPU')\n"
+        THREADED + "if sys.argv[-1] == 'make it in each process': raise OSError('no memory on the GPU')\n"
     )
     with (
         RewardPool(own, num_workers=2) as pool,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from coati_rl.types import Score
-from rewards.workers.fork_server import Worker, WorkerLostError
+from rewards.workers.worker import Worker, WorkerLostError
 
 LINE = b'{"reward": 1.0, "answer_correct": true, "format_valid": true, "verdict": "ok"}\n'
 SCORE = Score(reward=1.0, answer_correct=True, format_valid=True, verdict="ok")

@@ -1,16 +1,12 @@
 """Start and control workers, which are forks of a process that has made the reward and imported its libraries.
 
-A pool has one such process, the fork server. A start of Python and the imports take 0.7 s for math, a fork takes
-milliseconds. As their parent it also kills the workers and collects their exit codes, so that a reused process id is
-never signalled. `rewards/workers/worker_process.py` describes these processes and their messages.
+A pool has one such process, the fork server (`coati_rl/processes/fork_server.py`): a start of Python and the imports
+take 0.7 s for math, a fork milliseconds. `rewards/workers/worker_process.py` describes what a worker is told and says.
 """
 
 import asyncio
 import json
-import os
 import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,9 +16,11 @@ from itertools import count
 from time import monotonic
 from typing import Any, cast
 
+from coati_rl.processes import fork_server
+from coati_rl.processes.fork_server import as_line
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Score
-from rewards.workers.worker_process import BODY, SPEC_VARIABLE, as_line
+from rewards.workers.worker_process import BODY, SPEC_VARIABLE
 
 START_TIMEOUT_S = 60.0  # imports take 0.7 s on an idle core; a machine that loads models is slower
 _END_TIMEOUT_S = 2.0  # to kill the workers and collect them
@@ -189,25 +187,12 @@ class ForkServer:
     """
 
     def __init__(self, spec: RewardSpec) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        import_path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-        # Not in the arguments, which every user can read: a URL may contain a password.
-        variables = {SPEC_VARIABLE: json.dumps(asdict(spec)), "PYTHONPATH": import_path, "OMP_NUM_THREADS": "1"}
-        with theirs:
-            try:
-                self._process = subprocess.Popen(  # -P: import from the parent's paths, see PYTHONPATH
-                    [sys.executable, "-P", "-c", BODY, str(theirs.fileno()), str(os.getpid()), "make"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,  # the parent's stdout may contain results
-                    pass_fds=[theirs.fileno()],
-                    env={**os.environ, **variables},
-                )
-            except OSError as error:
-                ours.close()
-                raise StartError(str(error)) from error
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CONTROL_BUFFER)
-        ours.setblocking(False)
-        self._control = ours
+        variables = {SPEC_VARIABLE: json.dumps(asdict(spec)), "OMP_NUM_THREADS": "1"}
+        try:
+            self._process, self._control = fork_server.start(BODY, variables)
+        except OSError as error:
+            raise StartError(str(error)) from error
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CONTROL_BUFFER)
         self._numbers = count()
         self._is_ready = False
         self._no_start = f"the process for reward {spec.reward_type!r} did not start; its error output has the cause"
@@ -258,11 +243,7 @@ class ForkServer:
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
-        try:
-            self._process.wait(_END_TIMEOUT_S if self._is_ready else 0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        fork_server.wait_for_end(self._process, _END_TIMEOUT_S if self._is_ready else 0)
 
     async def _wait(self) -> str:
         """Read messages until the process has ended. Returns: the cause of its end."""

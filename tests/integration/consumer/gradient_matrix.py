@@ -1,7 +1,7 @@
 """Choose the combinations of losses, splits, models and layouts: pairwise, or all with `--all`.
 
-A run is a layout in a precision. The fast choice has every loss in each of WHOLE, of which those that shard have
-every other loss; and in all runs the first loss, which has a clip and a penalty, in every way of cutting.
+A run is a layout in a precision. The fast choice has every loss on one process, in one of the runs that cut the model
+and in one of those that shard it; and in all runs the first loss, which has a clip and a penalty, in every way of cutting.
 test_gradient_matrix.py says what meets what in it.
 """
 
@@ -61,7 +61,8 @@ WHOLE = [
     Run("zero2_dp2", "bf16"),
     Run("fsdp2_dp2", "fp32"),
 ]
-SHARDED = WHOLE[-2:]
+CUT, SHARDED = WHOLE[1:3], WHOLE[3:]
+PLACES = dict(zip(WHOLE, (4, 3, 0, 2, 1), strict=True))  # so that each loss meets every value of every axis
 
 
 WITH_OTHER_MODELS = Run("tp2_pp2", "fp32")
@@ -99,8 +100,8 @@ def all_preference_trials(run: Run) -> list[Trial]:
 
 
 def models_of(run: Run) -> list[str]:
-    """All in WHOLE, elsewhere two that differ in architecture and in tying, as each has to be built."""
-    return [*MODELS] if run in WHOLE else [*MODELS][:2] if RUNS.index(run) % 2 == 0 else [*MODELS][2:]
+    """All on one process, elsewhere two that differ in architecture and in tying, as each has to be built."""
+    return [*MODELS] if run == WHOLE[0] else [*MODELS][:2] if RUNS.index(run) % 2 == 0 else [*MODELS][2:]
 
 
 def pairwise_trials(run: Run) -> list[Trial]:
@@ -124,8 +125,8 @@ def others_of(run: Run) -> list[tuple[int, int]]:
     """The losses of a run next to the first, by number, and the place by which their cuts and models are chosen."""
     num_others = len(LOSSES) - 1
     if run in WHOLE:
-        losses = range(SHARDED.index(run), num_others, 2) if run in SHARDED else range(num_others)
-        return [(number, WHOLE.index(run)) for number in losses]
+        first, step = next(((runs.index(run), 2) for runs in (CUT, SHARDED) if run in runs), (0, 1))
+        return [(number, PLACES[run]) for number in range(first, num_others, step)]
     # None where collectives take the most time: an axis is met where it is cheap.
     is_slow = {run: run.world_size == 4 or run.layout in ("tp2", "fsdp2_dp2") for run in RUNS}
     counts = [0 if run in WHOLE or is_slow[run] else 6 for run in RUNS]
@@ -135,7 +136,7 @@ def others_of(run: Run) -> list[tuple[int, int]]:
 
 
 def latin_trial(run: Run, loss: str, number: int, place: int) -> Trial:
-    """A loss meets both architectures, tied and untied, in three places in float32, and all kinds of cuts in five."""
+    """Places that follow each other differ in model and in cut."""
     models = models_of(run)
     return Trial(models[(number + place) % len(models)], loss, latin_cut(number, place))
 

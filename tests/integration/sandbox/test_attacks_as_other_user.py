@@ -15,8 +15,12 @@ from tests.integration.sandbox.attack import Attack
 from tests.integration.sandbox.conftest import PROJECT, Target
 
 
+# What a process may see and call depends on who owns the sandbox; limits of resources hardly do.
+IN_FAST_SUITE = (*other_user.ON_ISOLATION, *other_user.ON_RESOURCES[::6])
+
+
 @pytest.fixture(scope="module")
-def as_other_user(target: Target) -> dict[str, dict[str, Any]]:
+def as_other_user(request: pytest.FixtureRequest, target: Target) -> dict[str, dict[str, Any]]:
     """By the attack's name, what became of it when the sandbox's owner is not root.
 
     The interpreter, its packages and the project are shown in a place where any user may read them.
@@ -33,7 +37,9 @@ def as_other_user(target: Target) -> dict[str, dict[str, Any]]:
             binds += ["--ro-bind", os.path.realpath(shown), f"{folder}/{name}"]
         rights = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if os.geteuid() == 0 else []
         python = f"{folder}/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-        command = [python, "-m", "tests.integration.sandbox.other_user", json.dumps(target.places)]
+        attacks = other_user.ATTACKS if request.config.getoption("--all") else IN_FAST_SUITE
+        told = (json.dumps(target.places), json.dumps([attack.name for attack in attacks]))
+        command = [python, "-m", "tests.integration.sandbox.other_user", *told]
         done = subprocess.run(
             [
                 "bwrap",
@@ -56,7 +62,13 @@ def as_other_user(target: Target) -> dict[str, dict[str, Any]]:
     return {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
 
 
-@pytest.mark.parametrize("attack", other_user.ATTACKS, ids=lambda attack: attack.name)
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(attack, id=attack.name, marks=() if attack in IN_FAST_SUITE else pytest.mark.full)
+        for attack in other_user.ATTACKS
+    ],
+)
 def test_an_attack_is_held_as_well_when_the_sandbox_s_owner_is_not_root(
     attack: Attack, as_other_user: dict[str, dict[str, Any]], target: Target
 ) -> None:

@@ -1,8 +1,8 @@
 """Choose the combinations of losses, splits, models and layouts: pairwise, or all with `--all`.
 
 A run is a layout in a precision. The fast choice has every loss on one process, in one of the runs that cut the model
-and in one of those that shard it; and in all runs the first loss, which has a clip and a penalty, in every way of cutting.
-test_gradient_matrix.py says what meets what in it.
+and in one of those that shard it; and in all runs the first loss, which has a clip and a penalty, with every way of
+cutting its samples. test_gradient_matrix.py says what meets what in it.
 """
 
 import itertools

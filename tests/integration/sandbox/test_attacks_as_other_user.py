@@ -14,7 +14,6 @@ from tests.integration.sandbox import other_user
 from tests.integration.sandbox.attack import Attack
 from tests.integration.sandbox.conftest import PROJECT, Target
 
-
 # What a process may see and call depends on who owns the sandbox; limits of resources hardly do.
 IN_FAST_SUITE = (*other_user.ON_ISOLATION, *other_user.ON_RESOURCES[::6])
 

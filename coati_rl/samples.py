@@ -195,7 +195,7 @@ def _join_arrays(samples: Sequence[Sample], name: str) -> np.ndarray | EncodedAr
 
 
 def _join_routes(samples: Sequence[Sample]) -> np.ndarray | None:
-    """Return the routes of distinct prefixes, of the first sample with each, then of all own tokens, if any has some."""
+    """Return the routes of distinct prefixes, of the first sample with each, then of all own tokens, if any."""
     known = next((sample.routes for sample in samples if sample.routes is not None), None)
     if known is None:
         return None

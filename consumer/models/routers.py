@@ -124,7 +124,7 @@ class Routers:
             return None
         return Routing(
             balance=make_balance(micro_batch, coeff=self._coeff / len(self._num_experts), device=device),
-            routes=None if self._replay == "none" else _routes_of(micro_batch, device),
+            routes=None if self._replay == "none" else _on_device(micro_batch.routes, device),
             replays=self._replay == "rollout",
         )
 
@@ -132,7 +132,7 @@ class Routers:
         """Return the argument for a micro-batch that is scored; None where no routes are replayed."""
         if not self._num_experts or self._replay != "rollout" or micro_batch.routes is None:
             return None
-        return Routing(balance=None, routes=_routes_of(micro_batch, device), replays=True)
+        return replayed_routing(micro_batch.routes, device)
 
     def add(self, routings: Iterable[Routing | None]) -> None:
         """Add what was found in micro-batches."""
@@ -159,8 +159,12 @@ class Routers:
         return router_metrics(total / copies, has_routes=self._replay != "none")
 
 
-def _routes_of(micro_batch: MicroBatch, device: torch.device) -> Tensor | None:
-    routes = micro_batch.routes
+def replayed_routing(routes: np.ndarray, device: torch.device) -> Routing:
+    """Return the argument of the layers for a forward that replays routes, uint[R, L, D, K], and observes nothing."""
+    return Routing(balance=None, routes=_on_device(routes, device), replays=True)
+
+
+def _on_device(routes: np.ndarray | None, device: torch.device) -> Tensor | None:
     return None if routes is None else on_device(torch.tensor(routes.reshape(-1, *routes.shape[2:])), device)
 
 

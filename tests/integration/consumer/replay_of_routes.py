@@ -46,7 +46,7 @@ def routes_for(config: Any, token_ids: np.ndarray) -> np.ndarray:
     """uint8[T, D, K] that tokens and layer decide alone, so that a shared prefix has the same; a fifth is unknown."""
     num_experts = getattr(config, "num_experts", None) or config.num_local_experts
     routes = unknown_routes(len(token_ids), (config.num_hidden_layers, config.num_experts_per_tok), np.dtype(np.uint8))
-    for place in range(len(token_ids) - 1):
+    for place in range(len(token_ids)):
         for layer in range(config.num_hidden_layers):
             rng = np.random.default_rng([layer, *token_ids[: place + 1].tolist()])
             if rng.random() > UNKNOWN_SHARE:
@@ -61,7 +61,9 @@ def samples_of(model_dir: Path) -> tuple[Sample, ...]:
 def with_routes(sample: Sample, number: int, config: Any) -> PackageSample:
     converted = converted_sample(sample, number, CASE.aggregation)
     fields = {name: getattr(converted, name) for name in ("uid", "prefix_ids", "token_ids", "loss_mask", "arrays")}
-    return PackageSample(number=number, routes=routes_for(config, sample.token_ids), **fields)
+    routes = routes_for(config, sample.token_ids)
+    routes[-1] = unknown_routes(1, routes.shape[1:], routes.dtype)  # the last token passes no engine
+    return PackageSample(number=number, routes=routes, **fields)
 
 
 def take_replayed(rank: int, out_dir: Path, model_root: Path, trials: list[Replayed]) -> None:
@@ -98,5 +100,4 @@ def replayed(trial: Replayed, model_dir: Path) -> dict[str, Any]:
     gradients = {name: parameters.full_state(name, each) for name, each in recorder.taken["gradients"].items()}
     metrics = backend.router_metrics()
     backend.close()
-    token_ids = [each.loss_arrays["token_ids"] for each in own]
-    return {"gradients": gradients, "metrics": metrics, "scores": scores, "token_ids": token_ids}
+    return {"gradients": gradients, "metrics": metrics, "scores": scores}

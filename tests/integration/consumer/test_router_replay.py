@@ -73,7 +73,7 @@ def forced(model: Any, name: str) -> Iterator[list[tuple[Tensor, Tensor]]]:
         routes[:] = [torch.tensor(routes_for(model.config, token_ids).astype("int64"))]
 
     def select(layer: int, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        logits, weights, selected = outputs
+        logits, _, selected = outputs
         of_layer = routes[0][:, layer]
         chosen = torch.where(of_layer == 255, selected, of_layer)
         seen.append((of_layer, selected))

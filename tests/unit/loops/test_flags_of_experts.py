@@ -6,9 +6,12 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from coati_rl.checkpoint.position import read_data_state
 from coati_rl.errors import ConfigError
+from coati_rl.work import SaveWork
 from consumer.proofs.model import try_model
 from tests.unit.loops.recorded_run import replay_of, write_metrics
+from tests.unit.loops.test_resume_ahead import K1, OPTIONS, records_after, samples_after
 
 METRICS = {"router_load_max", "router_idle_experts", "router_entropy_mean", "aux_loss"}
 
@@ -90,6 +93,22 @@ def test_router_replay__measures_the_choices_without_changing_the_run(with_route
     assert not {"route_missing", "route_mismatch"} & runs["none"].records[1].keys()
     assert runs["measure"].records[1]["route_missing"] == 0
     assert {run.records[2]["grad_norm"] for run in runs.values()} == {runs["none"].records[2]["grad_norm"]}
+
+
+@pytest.mark.full
+def test_a_run_whose_checkpoints_hold_routes_resumes_bit_for_bit(run_in_threads, expert_dir, write_prompts):
+    fields = {"model": expert_dir, "backend": "transformers", "router_replay": "rollout", "learning_rate": 1e-2}
+    fields |= {**K1, "n_behind": 1, "save_interval": 1, "dataset": write_prompts("train", 16), "max_logprob_gap": 100.0}
+    whole = run_in_threads(fields, **OPTIONS)
+    assert max(record["route_mismatch"] for record in whole.steps) > 0.01  # of older weights: a lost route would show
+    saves = [work for work in whole.work if isinstance(work, SaveWork)]
+    kept = [save.step for save in saves if read_data_state(save.data_state)[0].kept]
+    for step in (kept[0], kept[-1]):
+        checkpoint = whole.paths.checkpoints / f"step-{step}"
+        resumed = run_in_threads({**fields, "checkpoint_path": str(checkpoint)}, **OPTIONS)
+        assert samples_after(resumed, step) == samples_after(whole, step)
+        assert records_after(resumed, step) == records_after(whole, step)
+        assert {name for name, each in whole.weights.items() if not torch.equal(resumed.weights[name], each)} == set()
 
 
 def test_router_replay__of_a_dense_model_or_an_engine_without_routes_is_refused(config_with, make_model_dir):

@@ -204,7 +204,8 @@ def _join_routes(samples: Sequence[Sample]) -> np.ndarray | None:
         routes = unknown_like(len(sample), known) if sample.routes is None else sample.routes
         prefixes.setdefault(id(sample.prefix_ids), routes[: len(sample.prefix_ids)])
         own.append(routes[len(sample.prefix_ids) :])
-    return np.concatenate([*prefixes.values(), *own])
+    joined: np.ndarray = np.concatenate([*prefixes.values(), *own])
+    return joined
 
 
 def _one_run(parts: Sequence[np.ndarray | float]) -> EncodedArray | None:

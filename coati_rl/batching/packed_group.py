@@ -170,9 +170,9 @@ class PackedGroup:
                 "policy_versions": arrays.policy_versions[counted],
                 "temperature": arrays.temperature[counted],
             }
-            if of_own is not None:
-                shared_routes = of_prompt if parent is None else trajectories[parent].routes
-                parts["routes"] = np.concatenate([shared_routes[: len(shared_ids)], of_own[own]])
+            of_shared = of_prompt if parent is None else trajectories[parent].routes
+            if of_shared is not None and of_own is not None:
+                parts["routes"] = np.concatenate([of_shared[: len(shared_ids)], of_own[own]])
             trajectories.append(_unpack(packed, len(shared_ids), parts))
         return tuple(trajectories)
 
@@ -275,7 +275,9 @@ def _pack_routes(group: RolloutGroup) -> np.ndarray | None:
     whole = [
         unknown_like(len(each.token_ids), of_prompt) if each.routes is None else each.routes for each in trajectories
     ]
-    return np.concatenate([of_prompt, *(r[t.prefix.num_tokens :] for r, t in zip(whole, trajectories, strict=True))])
+    own = [routes[each.prefix.num_tokens :] for routes, each in zip(whole, trajectories, strict=True)]
+    joined: np.ndarray = np.concatenate([of_prompt, *own])
+    return joined
 
 
 def _unpack(packed: PackedTrajectory, shared: int, arrays: dict[str, np.ndarray]) -> Trajectory:

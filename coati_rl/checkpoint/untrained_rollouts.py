@@ -115,14 +115,16 @@ def route_bytes(packed: PackedGroup) -> np.ndarray:
 
 def _num_route_bytes(described: Mapping[str, Any]) -> int:
     dtype, *shape = described.get("routes", ("u1", 0))
-    return prod(shape) * np.dtype(dtype).itemsize
+    num_bytes: int = prod(shape) * np.dtype(dtype).itemsize
+    return num_bytes
 
 
 def _read_routes(described: Mapping[str, Any], data: np.ndarray) -> np.ndarray | None:
     if "routes" not in described:
         return None
     dtype, *shape = described["routes"]
-    return data.view(dtype).reshape(shape)
+    routes: np.ndarray = data.view(dtype).reshape(shape)
+    return routes
 
 
 def _describe_score(score: Score) -> dict[str, Any]:

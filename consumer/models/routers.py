@@ -179,8 +179,8 @@ def router_metrics(found: Tensor, *, has_routes: bool = False) -> dict[str, floa
         all tokens and layers: the share of the engine's choices that are not the router's, and the share of tokens
         whose routes are not known. None in a step without samples.
     """
-    names = ("router_load_max", "router_idle_experts", "router_entropy_mean", "aux_loss")
-    names += ("route_mismatch", "route_missing") if has_routes else ()
+    names = ["router_load_max", "router_idle_experts", "router_entropy_mean", "aux_loss"]
+    names += ["route_mismatch", "route_missing"] if has_routes else []
     counts, (tokens, entropies, losses, weights, used, known, others) = found[:, :-_EXTRA], found[:, -_EXTRA:].T
     if not float(counts.sum()):
         return dict.fromkeys(names)

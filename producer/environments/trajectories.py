@@ -48,7 +48,8 @@ def make_trajectories(
         owned.update(id(node) for node in own)
         token_ids = np.array(leaf.token_ids, dtype=np.int32)
         prefix = _shared(token_ids[: own[0].num_context], prompt, found)
-        routes = routes_of(len(token_ids), [each.completion and each.completion.routes for each in _path(leaf)])
+        passes = [node.completion.routes for node in _path(leaf) if node.completion is not None]
+        routes = routes_of(len(token_ids), passes)
         found.append(_trajectory(token_ids, own, prefix, routes, episode=episode))
     return tuple(found) if found or not prompt_ids else (_unanswered(prompt, episode=episode),)
 

@@ -29,9 +29,7 @@ class Sample:
     loss_mask: np.ndarray  # bool[T], True on the N tokens that the loss counts
     arrays: Mapping[str, np.ndarray | float]  # [N] each, or one number for all N
     num_loss_tokens: int = field(init=False)  # N
-    routes: np.ndarray | None = (
-        None  # uint[P + T, D, K], see `coati_rl.routes`; of samples with one prefix the same there
-    )
+    routes: np.ndarray | None = None  # uint[P + T, D, K], see `coati_rl.routes`; samples share those of their prefix
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_loss_tokens", int(np.count_nonzero(self.loss_mask)))

@@ -217,9 +217,8 @@ def _routed(
 
     The weights also carry the balancing loss's gradient.
     """
-    of_routes = torch.zeros(
-        (2, len(selected)), device=logits.device
-    )  # of each token: its route is known; share of others in it
+    # Of each token: whether its route is known, and the share of experts in it that the router has not selected.
+    of_routes = torch.zeros((2, len(selected)), device=logits.device)
     if routing.routes is not None:
         chosen, is_known = engine_choice(routing.routes, number, selected, num_experts=logits.shape[-1])
         of_routes = torch.stack([is_known.float(), share_of_others(chosen, selected)])

@@ -138,7 +138,7 @@ class TrainingConfig(JobConfig):
 
     @property
     def router_replay(self) -> RouterReplay:
-        """What is done with the experts that engines chose; nothing in a job without producers."""
+        """Return what is done with the experts that engines chose: nothing in a job without producers."""
         section = type(self).section_of().get("router_replay")
         found: RouterReplay = "none" if section is None else getattr(self, section).router_replay
         return found

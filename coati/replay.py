@@ -1,6 +1,7 @@
 """Run `coati-rl replay`: put together what a replay needs of rewards, objectives, models and optimizers."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from consumer.backend_config import ModelSource
 from consumer.checkpoint import CheckpointReader
 from consumer.jobs.jobs import models_of
 from consumer.jobs.offline import objective_of
+from consumer.models.routers import Routers, replayed_routing
 from consumer.models.scalar_head import load_scalar, scalar_head
 from consumer.objectives.run_objective import policy_gradient
 from consumer.optim.optimizer import make_optimizer, set_step, state_kinds
@@ -65,10 +67,11 @@ def _objective_of(config: TrainingConfig) -> Any:
 
 def _load_models(config: TrainingConfig, directory: Path, precision: torch.dtype) -> dict[Role, ReplayModel]:
     sources: Mapping[Role, ModelSource] = models_of(config, directory)
-    return {role: _load(each, sources, precision) for role, each in sources.items()}
+    replays = {"policy", "old"} if config.router_replay == "rollout" else set[Role]()
+    return {role: _load(each, precision, replays_routes=role in replays) for role, each in sources.items()}
 
 
-def _load(source: ModelSource, sources: Mapping[Role, ModelSource], precision: torch.dtype) -> ReplayModel:
+def _load(source: ModelSource, precision: torch.dtype, *, replays_routes: bool) -> ReplayModel:
     """Load a model, rounded as the trainers' is; the frozen base of an adapter is a model of its own here."""
     module: Any
     if source.head is not None:
@@ -78,7 +81,11 @@ def _load(source: ModelSource, sources: Mapping[Role, ModelSource], precision: t
         try:
             with no_progress_bars():
                 module = AutoModelForCausalLM.from_pretrained(
-                    source.directory, dtype=precision, attn_implementation="sdpa", trust_remote_code=False
+                    source.directory,
+                    dtype=precision,
+                    attn_implementation="sdpa",
+                    experts_implementation="eager",  # grouped products have no float64
+                    trust_remote_code=False,
                 )
         except (OSError, ValueError) as error:
             raise ConfigError(f"{source.directory}: cannot be loaded: {error}") from error
@@ -92,6 +99,8 @@ def _load(source: ModelSource, sources: Mapping[Role, ModelSource], precision: t
         adapters.attach(module, Layout())
     elif source.optimizer is not None:
         trained = dict(module.named_parameters())
+    if replays_routes:
+        Routers.attached(module, 0.0)
     # In float64 what differs from a float32 run is that one's rounding.
     module.to(torch.float64 if precision == torch.float32 else torch.float32)
     for parameter in module.parameters():
@@ -101,6 +110,7 @@ def _load(source: ModelSource, sources: Mapping[Role, ModelSource], precision: t
         trained=trained,
         scalar_head=scalar_head(module) if source.head is not None else None,
         has_adapters=source.adapters is not None,
+        routing=partial(replayed_routing, device=torch.device("cpu")) if replays_routes else None,
     )
 
 

@@ -43,6 +43,7 @@ class MicroBatch:
     # Of selected tokens: left_out and held, bool, see `SelectedTokens`, and old_entropy, nats.
     loss_arrays: Mapping[str, np.ndarray]
     sample_arrays: Mapping[str, np.ndarray] = field(default_factory=dict)  # each [S, ...], by sample_index
+    routes: np.ndarray | None = None  # uint[R, L, D, K], see `coati_rl.routes`; None: no token's are known
 
     def __post_init__(self) -> None:
         if self.position_ids.shape != self.token_ids.shape:
@@ -50,6 +51,8 @@ class MicroBatch:
         if missing := [name for name in LOSS_ARRAYS if name not in self.loss_arrays]:
             raise ValueError(f"a micro-batch needs the loss arrays {', '.join(missing)}")
         shape = self.loss_arrays["token_ids"].shape
+        if self.routes is not None and self.routes.shape[:2] != self.token_ids.shape:
+            raise ValueError(f"routes has shape {self.routes.shape}, token_ids {self.token_ids.shape}")
         for name, array in self.loss_arrays.items():
             if array.shape[:2] != shape or shape[:1] != self.token_ids.shape[:1]:
                 raise ValueError(f"{name} has shape {array.shape}, token_ids of the loss {shape}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from coati_rl.routes import unknown_like
 from coati_rl.run_lengths import Runs, count_runs, decode_runs, encode_runs, slices
 
 _SINGLE_RUN = (0,)  # strides
@@ -28,6 +29,7 @@ class Sample:
     loss_mask: np.ndarray  # bool[T], True on the N tokens that the loss counts
     arrays: Mapping[str, np.ndarray | float]  # [N] each, or one number for all N
     num_loss_tokens: int = field(init=False)  # N
+    routes: np.ndarray | None = None  # uint[P + T, D, K], see `coati_rl.routes`; samples share those of their prefix
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_loss_tokens", int(np.count_nonzero(self.loss_mask)))
@@ -71,6 +73,7 @@ class SplitSamples:
     lengths: Sequence[int]  # P + T of each
     num_loss_tokens: Sequence[int]  # N of each
     piece_of: Sequence[int] | None = None  # see `RaggedSamples`
+    routes: Sequence[np.ndarray] | None = None  # uint[P + T, D, K] each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +89,7 @@ class RaggedSamples:
     arrays: Mapping[str, np.ndarray | EncodedArray] = field(default_factory=dict)  # [N of all samples] each
     # int32[S]: samples with the same number, in one micro-batch, have their common prefixes computed once. None: none.
     piece_of: np.ndarray | None = None
+    routes: np.ndarray | None = None  # uint[tokens, D, K], of all distinct prefixes, then of all own tokens
 
     @classmethod
     def of(cls, samples: Sequence[Sample], *, piece_of: np.ndarray | None = None) -> "RaggedSamples":
@@ -102,6 +106,7 @@ class RaggedSamples:
             mask_bits=np.packbits(_joined([sample.loss_mask for sample in samples], bool)),
             arrays={name: _join_arrays(samples, name) for name in names},
             piece_of=piece_of,
+            routes=_join_routes(samples),
         )
 
     def split(self) -> SplitSamples:
@@ -125,7 +130,16 @@ class RaggedSamples:
             lengths=[len(each) + num for each, num in zip(prefix_ids, lengths, strict=True)],
             num_loss_tokens=num_loss_tokens,
             piece_of=None if self.piece_of is None else self.piece_of.tolist(),
+            routes=self._split_routes(),
         )
+
+    def _split_routes(self) -> list[np.ndarray] | None:
+        if self.routes is None:
+            return None
+        of_prefixes, own = np.split(self.routes, [len(self.prefix_ids)])
+        prefixes = [of_prefixes[part] for part in slices(self.prefix_lengths.tolist())]
+        parts = zip(self.prefix_of.tolist(), slices(self.lengths.tolist()), strict=True)
+        return [np.concatenate([prefixes[prefix], own[part]]) for prefix, part in parts]
 
     @property
     def num_tokens(self) -> int:
@@ -142,6 +156,7 @@ class RaggedSamples:
         """Return the bytes of all arrays; 8 for each run."""
         arrays = (self.prefix_ids, self.prefix_lengths, self.prefix_of, self.token_ids, self.lengths, self.mask_bits)
         dense = sum(array.nbytes for array in arrays) + (0 if self.piece_of is None else self.piece_of.nbytes)
+        dense += 0 if self.routes is None else self.routes.nbytes
         return dense + sum(8 * len(a.runs) if isinstance(a, EncodedArray) else a.nbytes for a in self.arrays.values())
 
 
@@ -175,6 +190,20 @@ def _join_arrays(samples: Sequence[Sample], name: str) -> np.ndarray | EncodedAr
     if 2 * count_runs(joined) >= len(joined):
         return joined
     return EncodedArray(runs=encode_runs(joined), dtype=joined.dtype.str)
+
+
+def _join_routes(samples: Sequence[Sample]) -> np.ndarray | None:
+    """Return the routes of distinct prefixes, of the first sample with each, then of all own tokens, if any."""
+    known = next((sample.routes for sample in samples if sample.routes is not None), None)
+    if known is None:
+        return None
+    prefixes, own = dict[int, np.ndarray](), list[np.ndarray]()
+    for sample in samples:
+        routes = unknown_like(len(sample), known) if sample.routes is None else sample.routes
+        prefixes.setdefault(id(sample.prefix_ids), routes[: len(sample.prefix_ids)])
+        own.append(routes[len(sample.prefix_ids) :])
+    joined: np.ndarray = np.concatenate([*prefixes.values(), *own])
+    return joined
 
 
 def _one_run(parts: Sequence[np.ndarray | float]) -> EncodedArray | None:

@@ -95,6 +95,7 @@ class Completion:
     policy_versions: np.ndarray  # int32[T], policy version that sampled each token
     finish_reason: FinishReason
     text: str
+    routes: np.ndarray | None = None  # uint[L, D, K], of context and response, see `coati_rl.routes`; None: not asked
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.logprobs), len(self.policy_versions)}
@@ -146,6 +147,7 @@ class Trajectory:
     text: str  # of the last turn, decoded: what is scored
     prefix: SharedPrefix
     rewards: tuple[TokenReward, ...] = ()
+    routes: np.ndarray | None = None  # uint[L, D, K], see `coati_rl.routes`; None: the engine returned none
 
     def __post_init__(self) -> None:
         num_in_loss = int(np.count_nonzero(self.loss_mask))

@@ -96,7 +96,11 @@ class Backend:
         model = self._views.get(role) or self._model(role)
         with collective("score a mini-batch"):
             count = self.parallelism.num_micro_batches(len(micro_batches))
-            inputs = [self._input(each, output=output) for each in padded(micro_batches, count)]
+            replayed = self.policy.routers.replayed if role in ("policy", "old") else lambda *_: None
+            inputs = [
+                self._input(each, output=output, routing=replayed(each, self.device))
+                for each in padded(micro_batches, count)
+            ]
             return model.score(inputs)[: len(micro_batches)]
 
     def score_elsewhere(self, roles: Collection[str], scorers: Scorers) -> None:

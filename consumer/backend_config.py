@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from coati_rl.config.model import RouterReplay
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.trainers import PluginName
 from coati_rl.protocols import Role
@@ -68,6 +69,7 @@ class BackendConfig:
     gradient_checkpointing: bool = False
     offload_activations: bool = False  # what is checkpointed waits in host memory
     balancing_coeff: float | None = None  # of the loss that balances the policy's experts; None: not observed
+    router_replay: RouterReplay = "none"  # of the routes that micro-batches have
     compile_ops: bool | None = None  # see `compiled_ops`; None: on a GPU
     keep_checkpoints: int | None = None  # None: all
     # Frozen roles, and "optimizer" of the trained ones, whose memory is given up while they are not used.

@@ -35,7 +35,8 @@ def _load(role: Role, source: ModelSource, config: BackendConfig, parallelism: P
         compiles_ops=device.type == "cuda" if config.compile_ops is None else config.compile_ops,
         head=source.head,
         adapters=source.adapters,
-        balancing_coeff=config.balancing_coeff if role == "policy" else None,
+        balancing_coeff={"policy": config.balancing_coeff, "old": 0.0}.get(role),
+        router_replay=config.router_replay,
     )
     if source.optimizer is not None and config.offload_activations:
         offload_layer_inputs(model.module)

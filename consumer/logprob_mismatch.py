@@ -189,6 +189,7 @@ def _cut(micro_batch: MicroBatch, sampled: np.ndarray, num_tokens: int) -> Micro
         position_ids=micro_batch.position_ids[:num_rows, :length],
         segments=kept,
         loss_arrays=arrays,
+        routes=None if micro_batch.routes is None else micro_batch.routes[:num_rows, :length],
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coati_rl.config.model import RouterReplay
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.model_files.adapted_layers import FACTORS
 from coati_rl.protocols import Role
@@ -48,6 +49,7 @@ class RoleModel:
         head: ScalarHead | None = None,
         adapters: AdapterSource | None = None,
         balancing_coeff: float | None = None,
+        router_replay: RouterReplay = "none",
     ) -> None:
         """Load and shard the model.
 
@@ -62,6 +64,7 @@ class RoleModel:
             head: scalar head; None: the LM head.
             adapters: trained in place of the model's weights; None: these are trained.
             balancing_coeff: of the loss that balances a mixture's experts; None: routers are not observed.
+            router_replay: what these do with the engines' routes.
         Raises: ConfigError if the model cannot be read or cannot be sharded this way.
         """
         self.role = role
@@ -73,7 +76,7 @@ class RoleModel:
         # The Hugging Face module; after sharding, this rank's part of it.
         load = load_policy if head is None else partial(load_scalar, head=head)
         self.module = load(directory, dtype=DTYPES[precision], gradient_checkpointing=is_recomputed)
-        self.routers = Routers.attached(self.module, balancing_coeff)
+        self.routers = Routers.attached(self.module, balancing_coeff, router_replay)
         self.infos = describe_parameters(self.module, parallelism.layout, parallelism.layers_per_stage(self.module))
         self.adapters = None if adapters is None else Adapters(self.module, self.infos, adapters)
         self.torch_optimizer = self._made_optimizer()

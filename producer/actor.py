@@ -81,6 +81,7 @@ class ProducerActor:
             gpu_memory_utilization=config.parallel.gpu_memory_utilization,
             adapter=config.lora.sent_adapter,
             takes_turns=config.takes_turns,
+            returns_routes=config.router_replay != "none",
             weights_dir=str(self._context.log_dir.parent / "engine_weights" / self._context.name),
         )
         self._engine = create_engine(

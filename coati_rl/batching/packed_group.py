@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coati_rl.frozen import unchecked
+from coati_rl.routes import routes_of, unknown_like
 from coati_rl.run_lengths import Runs, decode_runs, encode_runs, slices
 from coati_rl.types import (
     Baseline,
@@ -83,6 +84,7 @@ class PackedGroup:
     scores: tuple[Score, ...]  # G
     records: tuple[dict[str, Any], ...] = ()  # G or none, as of `RolloutGroup`
     baseline: Baseline | None = None
+    routes: np.ndarray | None = None  # uint[P + N, D, K], of the prompt's tokens and these; see `coati_rl.routes`
 
     @classmethod
     def pack(cls, group: RolloutGroup) -> "PackedGroup":
@@ -102,6 +104,7 @@ class PackedGroup:
             scores=group.scores,
             records=group.records,
             baseline=group.baseline,
+            routes=_pack_routes(group),
         )
 
     def unpack(self, prompt: Prompt, *, temperature: float) -> RolloutGroup:
@@ -119,6 +122,8 @@ class PackedGroup:
         lengths = len(self.token_ids), mask, len(self.logprobs), versions, temperatures
         if lengths != (num_tokens, num_tokens, num_loss, num_loss, num_loss):
             raise ValueError(f"{num_tokens} tokens, {num_loss} in the loss, and arrays of {lengths}")
+        if self.routes is not None and len(self.routes) != len(prompt.token_ids) + num_tokens:
+            raise ValueError(f"{num_tokens} tokens after {len(prompt.token_ids)}, and routes of {len(self.routes)}")
         fields: dict[str, Any] = {
             "lease_id": self.lease_id,
             "producer_id": self.producer_id,
@@ -153,6 +158,7 @@ class PackedGroup:
     def _restore(self, prompt: Prompt) -> tuple[Trajectory, ...]:
         arrays = GroupArrays.of(self)
         prompt_ids = np.array(prompt.token_ids, dtype=np.int32)
+        of_prompt, of_own = (None, None) if self.routes is None else np.split(self.routes, [len(prompt_ids)])
         trajectories: list[Trajectory] = []
         for packed, own, counted in zip(self.trajectories, arrays.own, arrays.counted, strict=True):
             parent = packed.parent
@@ -164,6 +170,9 @@ class PackedGroup:
                 "policy_versions": arrays.policy_versions[counted],
                 "temperature": arrays.temperature[counted],
             }
+            of_shared = of_prompt if parent is None else trajectories[parent].routes
+            if of_shared is not None and of_own is not None:
+                parts["routes"] = np.concatenate([of_shared[: len(shared_ids)], of_own[own]])
             trajectories.append(_unpack(packed, len(shared_ids), parts))
         return tuple(trajectories)
 
@@ -248,6 +257,27 @@ def _pack(trajectory: Trajectory, group: RolloutGroup) -> PackedTrajectory:
         ),
         text=trajectory.text,
     )
+
+
+def _pack_routes(group: RolloutGroup) -> np.ndarray | None:
+    """Return the routes of the prompt, of the first episode that knows them, and of each trajectory's own tokens."""
+    trajectories = group.trajectories
+    of_prompt = routes_of(
+        len(group.prompt.token_ids),
+        [
+            each.routes[: each.prefix.num_tokens]
+            for each in trajectories
+            if each.routes is not None and each.prefix.parent is None
+        ],
+    )
+    if of_prompt is None:
+        return None
+    whole = [
+        unknown_like(len(each.token_ids), of_prompt) if each.routes is None else each.routes for each in trajectories
+    ]
+    own = [routes[each.prefix.num_tokens :] for routes, each in zip(whole, trajectories, strict=True)]
+    joined: np.ndarray = np.concatenate([of_prompt, *own])
+    return joined
 
 
 def _unpack(packed: PackedTrajectory, shared: int, arrays: dict[str, np.ndarray]) -> Trajectory:

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike
 from coati_rl.batch import PADDING, MicroBatch, MiniBatch
 from coati_rl.batching.balance import Bins, assign_to_bins
 from coati_rl.batching.prefix_groups import Piece, assign_pieces
-from coati_rl.batching.rows import LossPlaces, SharedRow, segments_of, write_rows, write_shared_rows
+from coati_rl.batching.rows import LossPlaces, SharedRow, segments_of, write_routes, write_rows, write_shared_rows
 from coati_rl.errors import RunError
 from coati_rl.run_lengths import slices
 from coati_rl.samples import RaggedBatch, RaggedSamples, Sample, SplitSamples
@@ -211,7 +211,7 @@ class _Rows:
         if all(num_rows == 1 for num_rows, _ in self.shapes):
             return [[array[np.newaxis, part] for array in arrays] for part in parts]
         pairs = [*zip(self.shapes, parts, strict=True)]
-        return [[array[part].reshape(shape) for array in arrays] for shape, part in pairs]
+        return [[array[part].reshape(*shape, *array.shape[1:]) for array in arrays] for shape, part in pairs]
 
 
 def _lay_out(samples: SplitSamples, grids: Sequence[_Grid]) -> list[MicroBatch]:
@@ -239,15 +239,18 @@ def _lay_out(samples: SplitSamples, grids: Sequence[_Grid]) -> list[MicroBatch]:
     else:
         places = write_shared_rows(samples, rows, shared, token_ids=token_ids, position_ids=position_ids)
     _write_loss(samples, rows, tokens, loss, token_ids, places, arrays)
-    cut = zip(grids, tokens.cut([token_ids, position_ids]), loss.cut(allocated), strict=True)
+    routes = write_routes(samples, rows, shared, tokens.lengths)
+    of_tokens = [token_ids, position_ids, *([] if routes is None else [routes])]
+    cut = zip(grids, tokens.cut(of_tokens), loss.cut(allocated), strict=True)
     return [
         MicroBatch(
             token_ids=ids,
             position_ids=positions,
             segments=np.array([(r, *each) for r in range(len(grid)) for each in next(segments)], dtype=np.int32),
             loss_arrays=dict(zip(arrays, loss_arrays, strict=True)),
+            routes=its_routes[0] if its_routes else None,
         )
-        for grid, (ids, positions), loss_arrays in cut
+        for grid, (ids, positions, *its_routes), loss_arrays in cut
     ]
 
 

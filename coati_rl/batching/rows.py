@@ -10,6 +10,7 @@ from itertools import accumulate, groupby
 import numpy as np
 
 from coati_rl.batching.prefix_tree import build_tree
+from coati_rl.routes import first_known, unknown_like
 from coati_rl.samples import SplitSamples
 
 Rows = Sequence[Sequence[int]]  # the samples in each row, by their number
@@ -98,6 +99,28 @@ def write_shared_rows(
             tokens.append(start + path[counted])
             sources.append(start + path[counted - 1])
     return LossPlaces(_joined(tokens), _joined(sources))
+
+
+def write_routes(
+    samples: SplitSamples, rows: Rows, shared: Sequence[SharedRow] | None, lengths: Sequence[int]
+) -> np.ndarray | None:
+    """Return the routes of rows of these lengths, uint[all tokens, D, K]; None if no sample has any.
+
+    A token that samples share is computed once, by the experts of the first of them that knows its experts.
+    """
+    if samples.routes is None:
+        return None
+    routes = unknown_like(sum(lengths), samples.routes[0])
+    starts = accumulate(lengths, initial=0)
+    for number, (row, start) in enumerate(zip(rows, starts, strict=False)):
+        if shared is None:
+            own = segments_of(row, samples.lengths)
+            paths: Sequence[np.ndarray] = [np.arange(begin, begin + length) for begin, length, _ in own]
+        else:
+            paths = shared[number].paths
+        for index, path in zip(row, paths, strict=True):
+            routes[start + path] = first_known(routes[start + path], samples.routes[index])
+    return routes
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -75,6 +75,7 @@ def build_samples(
                 **({} if of_tokens is None else _for_critic(of_tokens[index], packed)),
             },
             num_loss_tokens=counted.stop - counted.start,
+            routes=group.trajectories[index].routes if as_packed(group).routes is not None else None,
         )
         samples.append(sample)
     return samples

@@ -1,7 +1,8 @@
 """Serialise the rollout groups of a checkpoint that are not trained yet, and read them back.
 
 An .npz archive without pickles: `token_ids` int32[N] and `logprobs` float32[M] of all groups one after another, as
-`PackedGroup` has them, and `description`, uint8[D]: JSON in UTF-8 with everything else.
+`PackedGroup` has them, `routes` uint8[B], the bytes of those groups that have routes, and `description`, uint8[D]:
+JSON in UTF-8 with everything else.
 """
 
 import io
@@ -9,6 +10,7 @@ import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -55,6 +57,8 @@ class UntrainedRollouts:
             name: np.concatenate([np.empty(0, dtype), *(getattr(each, name) for each in packed)]).astype(dtype)
             for name, dtype in _ARRAYS.items()
         }
+        if any(each.routes is not None for each in packed):  # else as earlier versions have it
+            arrays["routes"] = np.concatenate([route_bytes(each) for each in packed])
         buffer = io.BytesIO()
         text = np.frombuffer(json.dumps(description).encode(), dtype=np.uint8)
         np.savez(buffer, description=text, **arrays)
@@ -73,6 +77,7 @@ class UntrainedRollouts:
             content = migrate_rollouts(content)
             description = content["description"]
             arrays = {name: content[name].astype(dtype, casting="no") for name, dtype in _ARRAYS.items()}
+            arrays["routes"] = content.get("routes", np.empty(0, np.uint8))
             groups = _read_groups(description["groups"], prompt_of, **arrays)
             lease_syncs = description["lease_syncs"]
             return cls(
@@ -99,7 +104,27 @@ def describe_group(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
         "scores": [_describe_score(score) for score in packed.scores],
         **({"records": packed.records} if packed.records else {}),
         **({"baseline": asdict(packed.baseline)} if packed.baseline is not None else {}),
+        **({} if packed.routes is None else {"routes": [packed.routes.dtype.str, *packed.routes.shape]}),
     }
+
+
+def route_bytes(packed: PackedGroup) -> np.ndarray:
+    """Return uint8[B], the bytes of a group's routes, whose dtype and shape its description has; none without."""
+    return np.empty(0, np.uint8) if packed.routes is None else packed.routes.reshape(-1).view(np.uint8)
+
+
+def _num_route_bytes(described: Mapping[str, Any]) -> int:
+    dtype, *shape = described.get("routes", ("u1", 0))
+    num_bytes: int = prod(shape) * np.dtype(dtype).itemsize
+    return num_bytes
+
+
+def _read_routes(described: Mapping[str, Any], data: np.ndarray) -> np.ndarray | None:
+    if "routes" not in described:
+        return None
+    dtype, *shape = described["routes"]
+    routes: np.ndarray = data.view(dtype).reshape(shape)
+    return routes
 
 
 def _describe_score(score: Score) -> dict[str, Any]:
@@ -117,15 +142,21 @@ def _read_groups(
     *,
     token_ids: np.ndarray,
     logprobs: np.ndarray,
+    routes: np.ndarray,
 ) -> list[RolloutGroup]:
     groups = []
     for number, group in enumerate(described):
         num_tokens, num_loss_tokens = _lengths(group)
-        parts = {"token_ids": token_ids[:num_tokens], "logprobs": logprobs[:num_loss_tokens]}
+        num_bytes = _num_route_bytes(group)
+        parts = {
+            "token_ids": token_ids[:num_tokens],
+            "logprobs": logprobs[:num_loss_tokens],
+            "routes": routes[:num_bytes],
+        }
         # Below those of the resumed run, in the same order.
         groups.append(read_group(group, prompt_of, **parts, lease_id=number - len(described)))
-        token_ids, logprobs = token_ids[num_tokens:], logprobs[num_loss_tokens:]
-    if len(token_ids) or len(logprobs):
+        token_ids, logprobs, routes = token_ids[num_tokens:], logprobs[num_loss_tokens:], routes[num_bytes:]
+    if len(token_ids) or len(logprobs) or len(routes):
         raise ValueError("the rollouts cannot be read: arrays and groups differ in length")
     return groups
 
@@ -137,6 +168,7 @@ def read_group(
     token_ids: np.ndarray,
     logprobs: np.ndarray,
     lease_id: int,
+    routes: np.ndarray,
 ) -> RolloutGroup:
     """Restore a group from what `describe_group` returned, and its arrays.
 
@@ -146,6 +178,7 @@ def read_group(
         token_ids: int32[N].
         logprobs: float32[M].
         lease_id: for the group.
+        routes: uint8[B], of `route_bytes`.
     Raises: ValueError naming the prompt if arrays and description do not match.
     """
     packed = PackedGroup(
@@ -160,6 +193,7 @@ def read_group(
         scores=tuple(Score(**score) for score in described["scores"]),
         records=tuple(described.get("records", ())),
         baseline=_read_baseline(described.get("baseline")),
+        routes=_read_routes(described, routes),
     )
     try:
         return packed.unpack(prompt_of(described["uid"]), temperature=described["temperature"])

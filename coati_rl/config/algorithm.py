@@ -13,7 +13,7 @@ from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GAE, GDPO, needs
 from coati_rl.algorithms.aggregation import LossVariation
 from coati_rl.algorithms.choices import POLICY_LOSSES, Correction, KLEstimator, RatioLevel, TokenSelection
 from coati_rl.config.fields import Section, execution, experiment, split_range
-from coati_rl.config.model import aux_loss_coeff
+from coati_rl.config.model import RouterReplay, aux_loss_coeff
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.presets import PRESETS, fill_in
 from coati_rl.plugins import absolute, absolute_plugin
@@ -101,6 +101,11 @@ class AlgorithmConfig(Section):
     )
     entropy_coeff: float = part(0.0, "Weight of the entropy bonus.", ge=0)
     aux_loss_coeff: float = aux_loss_coeff()
+    router_replay: RouterReplay = experiment(
+        "none",
+        "What trainers do with the experts of a mixture that engines chose for each token: nothing, measure how many "
+        "differ from their own choice, or compute with them (R3, rollout routing replay).",
+    )
 
     kl_coeff: float = part(0.01, "Weight of KL to the start model; 0 loads no reference model.", short="-kl", ge=0)
     kl_place: KLPlace = experiment(

@@ -52,6 +52,9 @@ def engine_problems(config: Config) -> Iterator[str]:
     """Return why the engines of a run cannot be made like this, each with a remedy."""
     yield from server_problems(config)
     yield from partial_rollout_problems(config)
+    replay, backend = config.algorithm.router_replay, config.sampling.backend
+    if replay != "none" and backend not in ("vllm", "transformers"):
+        yield f"--router-replay {replay} with -b {backend}: it returns no routes; use -b vllm or -b transformers"
     sampling, wanted = config.sampling, config.sampling.max_num_seqs
     per_prompt, of_prompt = answers_per_prompt(config), "(g + 1)" if config.algorithm.has_baseline else "g"
     # A prompt of partial rollouts begins as soon as one sample has ended.

@@ -9,6 +9,8 @@ from coati_rl.config.fields import Section, experiment
 PACKED_ATTENTION = frozenset({"llama", "mistral", "mixtral", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 # Architectures whose routers' probabilities are the softmax of their logits, as the balancing loss has them.
 ROUTED = frozenset({"deepseek_v2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"})
+# What trainers do with the experts that engines chose: nothing, compare them with their own, or compute with them.
+RouterReplay = Literal["none", "measure", "rollout"]
 # Tokens of the longest sample up to which a CPU computes the attention of half-precision samples in float32.
 FLOAT32_ATTENTION = 512
 

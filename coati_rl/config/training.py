@@ -11,7 +11,7 @@ from coati_rl.config.engine_urls import server_urls
 from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.config.kept_weights import KeptWeights
 from coati_rl.config.lora import LoraConfig
-from coati_rl.config.model import ModelConfig
+from coati_rl.config.model import ModelConfig, RouterReplay
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.sections import JobConfig
 from coati_rl.config.trainers import TrainersConfig
@@ -135,6 +135,13 @@ class TrainingConfig(JobConfig):
         """Weight of the loss that balances a mixture's experts; None: the job has no such flag."""
         section = type(self).section_of().get("aux_loss_coeff")
         return None if section is None else float(getattr(self, section).aux_loss_coeff)
+
+    @property
+    def router_replay(self) -> RouterReplay:
+        """Return what is done with the experts that engines chose: nothing in a job without producers."""
+        section = type(self).section_of().get("router_replay")
+        found: RouterReplay = "none" if section is None else getattr(self, section).router_replay
+        return found
 
     @property
     def shares_prefixes(self) -> bool:

@@ -17,6 +17,7 @@ from coati_rl.batching.group_rules import has_usable_baseline
 from coati_rl.disk import disk_errors
 from coati_rl.observability.records import conversation_fields, score_fields, shown_truth, without_conversations
 from coati_rl.observability.step_files import delete_before, step_file, steps_in
+from coati_rl.routes import routes_as_json
 from coati_rl.run_lengths import encode_runs
 from coati_rl.types import DEFAULT_TASK, RolloutDetail, RolloutGroup, Trajectory
 
@@ -165,6 +166,8 @@ def _token_fields(trajectory: Trajectory, start: int) -> dict[str, Any]:
         fields["token_temperatures"] = temperatures
     if trajectory.prefix.parent is not None:
         fields |= {"parent_sample": trajectory.prefix.parent, "num_shared_tokens": trajectory.prefix.num_tokens}
+    if trajectory.routes is not None:
+        fields["routes"] = routes_as_json(trajectory.routes)
     if trajectory.rewards:
         fields["token_rewards"] = [[each.position - start, each.name, each.value] for each in trajectory.rewards]
     return fields

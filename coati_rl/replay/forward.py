@@ -72,7 +72,10 @@ def _row_scores(model: ReplayModel, micro_batch: MicroBatch, row: int) -> tuple[
 
 def _log_distributions(model: ReplayModel, micro_batch: MicroBatch, row: int) -> Tensor:
     """Return [N, V], log p of the whole vocabulary at the N tokens of a row that the loss counts, with gradient."""
-    logits = model.module(input_ids=_row_ids(micro_batch, row), use_cache=False).logits
+    replayed = {}
+    if model.routing is not None and micro_batch.routes is not None:
+        replayed["routing"] = model.routing(micro_batch.routes[row : row + 1, : _row_length(micro_batch, row)])
+    logits = model.module(input_ids=_row_ids(micro_batch, row), use_cache=False, **replayed).logits
     logits = logits[0, _masked(micro_batch, "sources", row)]
     if "temperature" in micro_batch.loss_arrays:
         logits = logits / _masked(micro_batch, "temperature", row)[:, None]

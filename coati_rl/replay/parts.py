@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -60,6 +61,8 @@ class ReplayModel:
     trained: Mapping[str, nn.Parameter]  # by their names in the record of gradients; none of a frozen model
     scalar_head: nn.Module | None = None  # in place of the LM head
     has_adapters: bool = False
+    # Of routes, uint[1, T, D, K], the argument `routing` of a forward that replays them; None: routers choose.
+    routing: Callable[[np.ndarray], Any] | None = None
 
 
 class Optimizer(Protocol):

@@ -8,6 +8,7 @@ import numpy as np
 
 from coati_rl.batching.packed_group import as_packed
 from coati_rl.errors import ConfigError
+from coati_rl.routes import routes_of_json
 from coati_rl.run_lengths import decode_runs
 from coati_rl.run_reader.rollout import RecordedRollout
 from coati_rl.types import (
@@ -109,6 +110,7 @@ def _trajectory(rollout: RecordedRollout, prompt: Prompt, first_turn: int) -> Tr
             TokenReward(position=start + place, name=name, value=value)
             for place, name, value in line.get("token_rewards", ())
         ),
+        routes=routes_of_json(line["routes"]) if "routes" in line else None,
     )
 
 

@@ -17,6 +17,7 @@ from coati_rl.batch import MicroBatch
 from coati_rl.checkpoint.directory import OBJECTIVE_KEY, load_state
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.stored_views import stored_parameters
 from coati_rl.ops.distilled_loss import DistilledLoss
 from coati_rl.protocols import LossFn, Role
 from coati_rl.replay.forward import distilled_scores, tensors_of, token_scores
@@ -81,11 +82,8 @@ class RecomputedTraining:
         }
 
     def masters(self) -> dict[Role, dict[str, Tensor]]:
-        """Return copies of the float32 masters of the models that the run trains."""
-        return {
-            role: {name: each.detach().clone() for name, each in optimizer.masters.items()}
-            for role, optimizer in self._optimizers.items()
-        }
+        """Return copies of the float32 masters of the models that the run trains, by the names of its checkpoints."""
+        return {role: _as_saved(self.models[role], each.masters) for role, each in self._optimizers.items()}
 
     def with_targets(self, batch: StepBatch) -> tuple[StepBatch, dict[str, Tensor]]:
         """Score the micro-batches and fill in what the loss reads. Returns: also the sums that the targets report."""
@@ -200,6 +198,14 @@ def _copy(source: nn.Module, target: nn.Module, mix: float) -> None:
     theirs = dict(source.named_parameters())
     for name, weight in target.named_parameters():
         weight.copy_(theirs[name] if mix == 1 else torch.lerp(weight, theirs[name], mix))
+
+
+def _as_saved(model: ReplayModel, masters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if model.has_adapters:
+        return {name: each.detach().clone() for name, each in masters.items()}
+    stored = stored_parameters(model.module)
+    parts = (part for name, each in masters.items() for part in stored[name].split(each.detach()))
+    return {name: each.clone() for name, each in parts}
 
 
 def _convert(module: nn.Module, dtype: torch.dtype) -> None:

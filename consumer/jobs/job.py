@@ -128,6 +128,7 @@ def backend_config(
         gradient_checkpointing=parallel.recomputes_activations,
         offload_activations=parallel.offload_activations,
         balancing_coeff=config.balancing_coeff,
+        router_replay=config.router_replay,
         compile_ops=parallel.compile_ops,
         keep_checkpoints=config.run.keep_checkpoints,
         offload=offloaded(config),

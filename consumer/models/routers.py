@@ -1,8 +1,12 @@
-"""Observe the routers of a mixture of experts in training, and add the gradient of the loss that balances experts.
+"""Observe the routers of a mixture of experts in training, replay routes, and add the gradient of the balancing loss.
 
 Each router's module returns logits, weights and selected experts. A hook counts them, and hangs the balancing loss of
 the layer on the weights: the backward through these then adds its gradient, whatever loss the last layer has. Thus it
 is the same on each pipeline stage, and under recomputation, and no loss function knows of it.
+
+Where routes are replayed, the hook puts the experts that the engine chose in place of the router's own (rollout routing
+replay, arXiv:2510.11370). Their weights are computed from the router's logits as it weighs its own choice, so that it
+is trained as before. The balancing loss counts the experts that compute, and has the router's own probabilities.
 
 R rows, L tokens per row, S samples, E experts, K of them for each token.
 """
@@ -18,28 +22,40 @@ from transformers import PreTrainedModel
 
 from coati_rl.algorithms.load_balance import load_balancing_loss
 from coati_rl.batch import MicroBatch
-from coati_rl.config.model import ROUTED
+from coati_rl.config.model import ROUTED, RouterReplay
 from coati_rl.ops.host_copies import on_device
+from consumer.models.route_replay import engine_choice, expert_weights, share_of_others
 
 _ROUTING = "routing"  # the layers' argument
-_EXTRA = 4  # numbers of a layer beside its counts: tokens, their entropies, the balancing loss, its weights
+# Numbers of a layer beside its counts: tokens, their entropies, the balancing loss, its weights; tokens up to the one
+# that predicts a sample's last, those of them with a known route, and the shares of these that the router differs in.
+_EXTRA = 7
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Balance:
+    """Hold the samples of a micro-batch that is trained, as routers see them."""
+
+    tokens: Tensor  # bool[R * L], those of samples; the others are padding
+    paths: Tensor  # float32[S, R * L], see `load_balancing_loss`
+    weights: Tensor  # float32[S]
+    coeff: float  # of the balancing loss of a layer; 0: it is computed without gradient
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
     """Hold what routers need to know of a micro-batch, and what they have found in it."""
 
-    tokens: Tensor  # bool[R * L], those of samples; the others are padding
-    paths: Tensor  # float32[S, R * L], see `load_balancing_loss`
-    weights: Tensor  # float32[S]
-    coeff: float  # of the balancing loss of a layer; 0: it is computed without gradient
-    # float64[E + 4] by layer: tokens of each expert, tokens, sum of entropies in nats, balancing loss, sum of its
-    # weights. A layer that is recomputed in the backward writes the same again.
+    balance: Balance | None  # None: it is scored, and nothing is observed
+    routes: Tensor | None = None  # uint[R * L, D, K] of the engine, see `coati_rl.routes`
+    replays: bool = False  # these compute; else they are compared alone
+    # float64[E + 7] by layer: tokens of each expert, and `_EXTRA`. A layer that is recomputed in the backward writes
+    # the same again.
     found: dict[int, Tensor] = field(default_factory=dict)
 
 
-def make_routing(micro_batch: MicroBatch, *, coeff: float, device: torch.device) -> Routing:
-    """Return what routers need to know of a micro-batch with `loss_weights`.
+def make_balance(micro_batch: MicroBatch, *, coeff: float, device: torch.device) -> Balance:
+    """Return what routers need to know of the samples of a micro-batch with `loss_weights`.
 
     A sample's tokens are those of its path of segments, up to the one that predicts its last token: the same tokens in
     packed rows and behind a shared prefix.
@@ -67,7 +83,7 @@ def make_routing(micro_batch: MicroBatch, *, coeff: float, device: torch.device)
             segment = parent
         paths[place] /= paths[place].sum()
         weights[place] = (arrays["loss_weights"][row] * arrays["loss_mask"][row])[its_own].sum()
-    return Routing(
+    return Balance(
         tokens=on_device(torch.from_numpy(tokens.reshape(-1)), device),
         paths=on_device(torch.from_numpy(paths.reshape(len(samples), num_rows * length)), device),
         weights=on_device(torch.from_numpy(weights), device),
@@ -78,18 +94,19 @@ def make_routing(micro_batch: MicroBatch, *, coeff: float, device: torch.device)
 class Routers:
     """Sum up what a model's routers find in the micro-batches of a step."""
 
-    def __init__(self, num_experts: Mapping[int, int], coeff: float) -> None:
+    def __init__(self, num_experts: Mapping[int, int], coeff: float, replay: RouterReplay = "none") -> None:
         """Store the arguments.
 
         Args:
             num_experts: of each decoder layer with experts, by its number, over all pipeline stages.
             coeff: of the balancing loss, which is the mean over these layers.
+            replay: what is done with the engines' routes.
         """
-        self._num_experts, self._coeff = num_experts, coeff
+        self._num_experts, self._coeff, self._replay = num_experts, coeff, replay
         self._found = dict[int, Tensor]()
 
     @classmethod
-    def attached(cls, model: PreTrainedModel, coeff: float | None) -> "Routers":
+    def attached(cls, model: PreTrainedModel, coeff: float | None, replay: RouterReplay = "none") -> "Routers":
         """Observe the routers of a whole model, if it has any. `coeff`: of the balancing loss; None: of no interest."""
         recorder = (getattr(model.base_model, "_can_record_outputs", None) or {}).get("router_logits")
         num_experts = dict[int, int]()
@@ -99,13 +116,23 @@ class Routers:
             for router in (each for each in layer.modules() if isinstance(each, recorder.target_class)):
                 num_experts[number] = len(router.weight)
                 _observe(layer, router, number)
-        return cls(num_experts, coeff)
+        return cls(num_experts, coeff, replay)
 
     def routing(self, micro_batch: MicroBatch, device: torch.device) -> Routing | None:
-        """Return the argument of the layers for a micro-batch; None of a model without routers."""
+        """Return the argument of the layers for a micro-batch that is trained; None of a model without routers."""
         if not self._num_experts:
             return None
-        return make_routing(micro_batch, coeff=self._coeff / len(self._num_experts), device=device)
+        return Routing(
+            balance=make_balance(micro_batch, coeff=self._coeff / len(self._num_experts), device=device),
+            routes=None if self._replay == "none" else _on_device(micro_batch.routes, device),
+            replays=self._replay == "rollout",
+        )
+
+    def replayed(self, micro_batch: MicroBatch, device: torch.device) -> Routing | None:
+        """Return the argument for a micro-batch that is scored; None where no routes are replayed."""
+        if not self._num_experts or self._replay != "rollout" or micro_batch.routes is None:
+            return None
+        return replayed_routing(micro_batch.routes, device)
 
     def add(self, routings: Iterable[Routing | None]) -> None:
         """Add what was found in micro-batches."""
@@ -129,29 +156,43 @@ class Routers:
         width = max(self._num_experts.values()) + _EXTRA
         none = torch.zeros(width, dtype=torch.float64, device=device)
         total = add_over_ranks(torch.stack([found.get(layer, none) for layer in self._num_experts]))
-        return router_metrics(total / copies)
+        return router_metrics(total / copies, has_routes=self._replay != "none")
 
 
-def router_metrics(found: Tensor) -> dict[str, float | None]:
+def replayed_routing(routes: np.ndarray, device: torch.device) -> Routing:
+    """Return the argument of the layers for a forward that replays routes, uint[R, L, D, K], and observes nothing."""
+    return Routing(balance=None, routes=_on_device(routes, device), replays=True)
+
+
+def _on_device(routes: np.ndarray | None, device: torch.device) -> Tensor | None:
+    return None if routes is None else on_device(torch.tensor(routes.reshape(-1, *routes.shape[2:])), device)
+
+
+def router_metrics(found: Tensor, *, has_routes: bool = False) -> dict[str, float | None]:
     """Return the step's metrics of routers.
 
     Args:
-        found: float64[layers with experts, E + 4], see `Routing.found`, over all ranks.
+        found: float64[layers with experts, E + 7], see `Routing.found`, over all ranks.
+        has_routes: engines return routes.
     Returns: the largest share of an expert in its layer's tokens, relative to an equal share; experts without a token,
-        over all layers; the mean entropy of routers in nats; the mean balancing loss, 1 in balance. None in a step
-        without samples.
+        over all layers; the mean entropy of routers in nats; the mean balancing loss, 1 in balance. With routes, of
+        all tokens and layers: the share of the engine's choices that are not the router's, and the share of tokens
+        whose routes are not known. None in a step without samples.
     """
-    names = ("router_load_max", "router_idle_experts", "router_entropy_mean", "aux_loss")
-    counts, (tokens, entropies, losses, weights) = found[:, :-_EXTRA], found[:, -_EXTRA:].T
+    names = ["router_load_max", "router_idle_experts", "router_entropy_mean", "aux_loss"]
+    names += ["route_mismatch", "route_missing"] if has_routes else []
+    counts, (tokens, entropies, losses, weights, used, known, others) = found[:, :-_EXTRA], found[:, -_EXTRA:].T
     if not float(counts.sum()):
         return dict.fromkeys(names)
     loads = counts / counts.sum(dim=1, keepdim=True) * counts.shape[1]
-    values = (
+    values = [
         loads.max(),
         (counts == 0).sum(),
         entropies.sum() / tokens.sum(),
         losses.sum() / weights.sum().clamp(min=1e-300),
-    )
+    ]
+    if has_routes:
+        values += [others.sum() / known.sum().clamp(min=1), 1 - known.sum() / used.sum().clamp(min=1)]
     return {name: float(value) for name, value in zip(names, values, strict=True)}
 
 
@@ -163,29 +204,50 @@ def _observe(layer: nn.Module, router: nn.Module, number: int) -> None:
         current[0] = arguments.get(_ROUTING)
 
     def leave(_: nn.Module, __: Any, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
-        return None if current[0] is None else _routed(current[0], number, *outputs)
+        return None if current[0] is None else _routed(current[0], router, number, *outputs)
 
     layer.register_forward_pre_hook(enter, with_kwargs=True)
     router.register_forward_hook(leave)
 
 
 def _routed(
-    routing: Routing, number: int, logits: Tensor, weights: Tensor, selected: Tensor
+    routing: Routing, router: nn.Module, number: int, logits: Tensor, weights: Tensor, selected: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Count a router's choices. Returns: its outputs, whose weights also carry the balancing loss's gradient."""
+    """Return a router's outputs with the experts that are replayed, and count them.
+
+    The weights also carry the balancing loss's gradient.
+    """
+    # Of each token: whether its route is known, and the share of experts in it that the router has not selected.
+    of_routes = torch.zeros((2, len(selected)), device=logits.device)
+    if routing.routes is not None:
+        chosen, is_known = engine_choice(routing.routes, number, selected, num_experts=logits.shape[-1])
+        of_routes = torch.stack([is_known.float(), share_of_others(chosen, selected)])
+        if routing.replays:
+            selected, weights = chosen, expert_weights(router, logits, chosen).to(weights.dtype)
+    if routing.balance is not None:
+        loss = _observed(routing, routing.balance, number, logits, selected, of_routes)
+        if loss.requires_grad:
+            weights = _WithLoss.apply(weights, routing.balance.coeff * loss)  # type: ignore[no-untyped-call]
+    return logits, weights, selected
+
+
+def _observed(
+    routing: Routing, balance: Balance, number: int, logits: Tensor, selected: Tensor, of_routes: Tensor
+) -> Tensor:
+    """Count a router's choices. Returns: the balancing loss."""
     num_experts = logits.shape[-1]
-    with torch.set_grad_enabled(torch.is_grad_enabled() and routing.coeff > 0):
+    with torch.set_grad_enabled(torch.is_grad_enabled() and balance.coeff > 0):
         log_probabilities = logits.reshape(-1, num_experts).float().log_softmax(dim=-1)  # [R * L, E]
         probabilities = log_probabilities.exp()
-        loss = load_balancing_loss(probabilities, selected, routing.paths, routing.weights)
+        loss = load_balancing_loss(probabilities, selected, balance.paths, balance.weights)
     with torch.no_grad():
-        counts = torch.bincount(selected[routing.tokens].flatten(), minlength=num_experts)
-        entropy = -(probabilities * log_probabilities).sum(dim=-1)[routing.tokens].sum()
-        extra = torch.stack([routing.tokens.sum(), entropy, loss.detach(), routing.weights.sum()])
-        routing.found[number] = torch.cat([counts.double(), extra.double()])
-    if loss.requires_grad:
-        weights = _WithLoss.apply(weights, routing.coeff * loss)  # type: ignore[no-untyped-call]
-    return logits, weights, selected
+        counts = torch.bincount(selected[balance.tokens].flatten(), minlength=num_experts)
+        entropy = -(probabilities * log_probabilities).sum(dim=-1)[balance.tokens].sum()
+        used = (balance.paths > 0).any(dim=0)
+        of_samples = (balance.tokens.sum(), entropy, loss.detach(), balance.weights.sum())
+        extra = (*of_samples, used.sum(), *(of_routes * used).sum(dim=1))
+        routing.found[number] = torch.cat([counts.double(), torch.stack([each.double() for each in extra])])
+    return loss
 
 
 class _WithLoss(torch.autograd.Function):

@@ -25,6 +25,11 @@ def try_model(config: TrainingConfig, directory: Path, *, flag: str) -> float:
     if flag == "--model":
         hf_config = read_config(directory, name)
         check_adapters(config, hf_config)
+        if config.router_replay != "none" and hf_config.model_type not in ROUTED:
+            raise ConfigError(
+                f"--router-replay {config.router_replay}: {name} is a {hf_config.model_type}; routes are those "
+                f"of {', '.join(sorted(ROUTED))}; leave it out"
+            )
         if config.balancing_coeff and hf_config.model_type not in ROUTED:
             raise ConfigError(
                 f"--aux-loss-coeff {config.balancing_coeff:g}: {name} is a {hf_config.model_type}; its loss is that of "

@@ -42,6 +42,8 @@ def create_engine(
         )
     if backend != "vllm" and options.adapters:
         raise ConfigError(f"--backend {backend} has no adapters: use vllm, or merge them (coati-rl merge)")
+    if backend not in ("vllm", "transformers") and options.returns_routes:
+        raise ConfigError(f"--router-replay with --backend {backend}: it returns no routes; use vllm or transformers")
     engine: ThreadedEngine
     if backend == "vllm":
         from producer.engines.vllm_engine import VllmEngine

@@ -7,6 +7,7 @@ weights change, the cache is recomputed from each row's prompt and tokens.
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from coati_rl.types import FinishReason, SamplingParams
 from producer.engines.sampling import draw, penalised, processed_logprobs
 from producer.engines.stop_strings import Decode, ends_with_stop
 from producer.engines.token_stream import TokenStream
+from producer.engines.transformers_routes import RouteRecorder
 
 _COMPACT_BELOW = 0.75  # fraction of unfinished rows at which the finished ones are dropped, which copies the cache
 
@@ -33,17 +35,32 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     policy_versions: list[int] = field(default_factory=list)  # of the weights that sampled each token
     finish_reason: FinishReason | None = None
+    routes: list[np.ndarray] = field(default_factory=list)  # uint[tokens, D, K] of consecutive tokens, if recorded
+
+    def add_routes(self, first: int, routes: np.ndarray) -> None:
+        """Add those of a pass that began with token `first`; one that was computed before keeps its own."""
+        num_known = sum(map(len, self.routes))
+        self.routes.append(routes[num_known - first :])
 
 
 class DecodingBatch:
     """Decode its rows to the end; `step` runs the model once."""
 
-    def __init__(self, model: Any, rows: list[Row], *, eos_token_ids: frozenset[int], decode: Decode) -> None:
+    def __init__(
+        self,
+        model: Any,
+        rows: list[Row],
+        *,
+        eos_token_ids: frozenset[int],
+        decode: Decode,
+        recorder: RouteRecorder | None = None,
+    ) -> None:
         """Start with an empty cache; `model` is a transformers causal language model in eval mode."""
         self._model = model
         self._rows = rows
         self._eos_token_ids = eos_token_ids
         self._decode = decode
+        self._recorder = recorder
         self._cache: Any = None
         self._attention_mask = torch.empty(0)  # int64[B, L]; the first step makes it
 
@@ -106,6 +123,10 @@ class DecodingBatch:
         output = self._run(token_ids, mask, positions=(mask.cumsum(dim=-1) - 1).clamp(min=0))
         index_of = {prompt: index for index, prompt in enumerate(prompts)}
         indices = torch.tensor([index_of[prefix] for prefix in prefixes], device=device)
+        if self._recorder is not None:
+            routes = self._recorder.take(token_ids)
+            for row, prefix in zip(self._rows, prefixes, strict=True):
+                row.add_routes(0, routes[index_of[prefix], width - len(prefix) :])
         self._select(indices, mask=mask)
         return output[indices]
 
@@ -113,7 +134,13 @@ class DecodingBatch:
         device = self._model.device
         token_ids = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=device)
         self._attention_mask = torch.nn.functional.pad(self._attention_mask, (0, 1), value=1)
-        return self._run(token_ids, self._attention_mask, positions=self._attention_mask.sum(dim=-1, keepdim=True) - 1)
+        positions = self._attention_mask.sum(dim=-1, keepdim=True) - 1
+        logits = self._run(token_ids, self._attention_mask, positions=positions)
+        if self._recorder is not None:
+            for row, routes in zip(self._rows, self._recorder.take(token_ids), strict=True):
+                if row.finish_reason is None:
+                    row.add_routes(len(row.prompt) + len(row.token_ids) - 1, routes)
+        return logits
 
     def _run(self, token_ids: Tensor, mask: Tensor, *, positions: Tensor) -> Tensor:
         with torch.inference_mode():

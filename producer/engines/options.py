@@ -34,6 +34,7 @@ class EngineOptions:
         adapters: directories of LoRA adapters by the name that requests give; a name never stands for two. vLLM only.
         takes_turns: it sleeps while trainers have its device.
         shares_weights: it serves a trainer's weights of the same process, see `TransformersEngine`; transformers only.
+        returns_routes: completions have the experts of each token; vLLM and transformers, of mixtures of experts.
         weights_dir: where the weights for a server are written, on a disk that it shares; needed for a URL alone.
         engine_args: others of vLLM's EngineArgs, which `check_engine_args` has checked.
     """
@@ -54,6 +55,7 @@ class EngineOptions:
     adapters: Mapping[str, str] = field(default_factory=dict)
     takes_turns: bool = False
     shares_weights: bool = False
+    returns_routes: bool = False
     weights_dir: str = ""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 

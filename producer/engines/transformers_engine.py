@@ -25,6 +25,7 @@ from producer.engines.options import EngineOptions
 from producer.engines.staging import StagingArea
 from producer.engines.stop_strings import final_text
 from producer.engines.token_stream import TokenStream
+from producer.engines.transformers_routes import RouteRecorder
 
 
 class TransformersEngine(ThreadedEngine):
@@ -64,6 +65,8 @@ class _TransformersCore:
         self._max_num_seqs = options.max_num_seqs
         self._device = torch.device(options.device)
         self._shares_weights = options.shares_weights
+        self._returns_routes = options.returns_routes
+        self._recorder: RouteRecorder | None = None
         self._staging = StagingArea(device=self._device)
         self.identities: tuple[str, ...] = ()
         self._eos_token_ids: frozenset[int] = frozenset()
@@ -94,6 +97,7 @@ class _TransformersCore:
                 f"{directory}: transformers' parameters and the checkpoint's tensors differ in {names}; "
                 "save the model with save_pretrained of this version of transformers"
             )
+        self._recorder = RouteRecorder(self._model) if self._returns_routes else None
         self._tokenizer: Any = AutoTokenizer.from_pretrained(directory)
         self.vocab_size = self._model.config.get_text_config().vocab_size
         eos = self._model.generation_config.eos_token_id
@@ -135,7 +139,13 @@ class _TransformersCore:
     def step(self) -> list[GenerationResult]:
         if self._batch is None:
             rows = [self._queue.popleft() for _ in range(min(self._max_num_seqs, len(self._queue)))]
-            self._batch = DecodingBatch(self._model, rows, eos_token_ids=self._eos_token_ids, decode=self._decode_text)
+            self._batch = DecodingBatch(
+                self._model,
+                rows,
+                eos_token_ids=self._eos_token_ids,
+                decode=self._decode_text,
+                recorder=self._recorder,
+            )
         finished = self._batch.step(self.policy_version)
         if self._batch.is_done():
             self._batch = None
@@ -156,6 +166,7 @@ class _TransformersCore:
             policy_versions=np.asarray(row.policy_versions, dtype=np.int32),
             finish_reason=row.finish_reason or "abort",
             text=final_text(row.token_ids, row.sampling.stop, self._decode_text),
+            routes=np.concatenate(row.routes) if row.routes else None,
         )
 
     def _decode_text(self, token_ids: Any) -> str:

@@ -5,19 +5,18 @@ when the engine loads, with the environment variables of `engine_environment`; a
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from coati_rl.errors import EngineError, TransferError, TransferTimeoutError
-from coati_rl.model_files.adapter_files import AdapterSpec
 from coati_rl.processes.shared_memory import unlink_mapped
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.transport.staging_memory import SharedFile
-from coati_rl.types import Device, GenerationRequest, GenerationResult
+from coati_rl.types import GenerationRequest, GenerationResult
 from producer.engines.admission import RequestRefusedError
 from producer.engines.checkpoint import expect_update, find_checkpoint
 from producer.engines.cpu_memory import cpu_kv_cache_bytes
@@ -26,6 +25,7 @@ from producer.engines.options import EngineOptions
 from producer.engines.token_stream import TokenStream
 from producer.engines.vllm_engine_args import engine_args
 from producer.engines.vllm_requests import Outputs, RunningRequest
+from producer.engines.vllm_routes import EngineRoutes
 from producer.engines.vllm_served_adapters import lora_requests
 from producer.engines.vllm_synced_adapter import SyncedAdapter
 
@@ -37,31 +37,23 @@ class VllmEngine(ThreadedEngine):
 
     def __init__(self, options: EngineOptions, *, policy_version: int = 0) -> None:
         """Start loading; see `ThreadedEngine.wait_ready`. `policy_version`: see `create_engine`."""
-        core = _VllmCore(
-            engine_args(options), device=options.device, adapter=options.adapter, adapters=options.adapters
-        )
-        super().__init__(core, policy_version=policy_version)
+        super().__init__(_VllmCore(options), policy_version=policy_version)
 
 
 class _VllmCore:
     """Implement `EngineCore` with vLLM's LLMEngine."""
 
-    def __init__(
-        self,
-        engine_args: dict[str, Any],
-        *,
-        device: Device,
-        adapter: AdapterSpec | None = None,
-        adapters: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, options: EngineOptions) -> None:
         self.policy_version = 0
         self.identities: tuple[str, ...] = ()
         self.vocab_size = 0
-        self.max_model_len: int = engine_args["max_model_len"]
-        self._engine_args = engine_args
-        self._device = device
-        self._adapter = SyncedAdapter(adapter)
-        self._adapters = adapters or {}  # directories by name
+        self._engine_args = engine_args(options)
+        self.max_model_len: int = self._engine_args["max_model_len"]
+        self._device = options.device
+        self._adapter = SyncedAdapter(options.adapter)
+        self._adapters = options.adapters  # directories by name
+        self._returns_routes = options.returns_routes
+        self._routes: EngineRoutes | None = None
         self._loras: dict[str | None, Any] = {None: None}  # of requests, by the adapter's name
         self._engine: Any = None
         self._running: dict[str, RunningRequest] = {}
@@ -93,6 +85,8 @@ class _VllmCore:
         workers = self._engine.collective_rpc("coati_prepare", args=(os.getpid(), adapter))
         unlink_mapped({os.getpid(), *workers})  # queues between the ranks, which are all connected by now
         self.vocab_size = self._engine.model_config.get_vocab_size()
+        if self._returns_routes:
+            self._routes = EngineRoutes(self._engine, has_recorder=self._device == "cpu")
 
     def add(self, request: GenerationRequest, stream: TokenStream | None) -> None:
         from vllm import SamplingParams
@@ -119,6 +113,8 @@ class _VllmCore:
         )
         self._add_request(request.request_id, request.token_ids, params, self._loras[request.lora])
         self._running[request.request_id] = RunningRequest(request, stream)
+        if self._routes is not None:
+            self._routes.expect(request.request_id)
 
     def abort(self, request_id: str) -> GenerationResult | None:
         if request_id not in self._running:
@@ -151,7 +147,7 @@ class _VllmCore:
             result = running.add(output, policy_version=self.policy_version, decode=self._decode)
             if result is not None:
                 del self._running[output.request_id]
-                results.append(result)
+                results.append(result if self._routes is None else self._routes.added(result))
         return results
 
     def _decode(self, token_ids: Sequence[int]) -> str:

@@ -39,6 +39,7 @@ def engine_args(options: EngineOptions) -> dict[str, Any]:
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(_MIN_BATCHED_TOKENS, options.max_model_len, arguments["max_num_seqs"])
     else:
+        arguments["enable_return_routed_experts"] = options.returns_routes  # on a CPU by `vllm_routes`
         arguments["enable_sleep_mode"] = options.takes_turns
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
         if arguments["max_num_seqs"] > _GPU_BATCHED_TOKENS:  # a step decodes a token of each

@@ -69,4 +69,5 @@ def _completion(sample: Any, decode: Decode) -> Completion:
         policy_versions=np.repeat(versions, lengths),
         finish_reason=cast(FinishReason, _FINISH_REASONS.get(sample.finish_reason, "abort")),
         text=sample.text or decode(token_ids.tolist()),
+        routes=sample.routed_experts,  # None unless vLLM was asked for them
     )

@@ -16,6 +16,7 @@ from coati_rl.transport.checksum import HostDigest
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from producer.engines.staging import StagingArea
+from producer.engines.vllm_routes import WorkerRoutes
 from producer.engines.vllm_sampler import draw_ahead
 from producer.engines.vllm_sleep import WorkerSleep
 from producer.engines.vllm_synced_adapter import WorkerAdapter
@@ -36,6 +37,7 @@ class StagingWorkerExtension:
     coati_staging: StagingArea
     coati_adapter: WorkerAdapter | None
     coati_sleeping: WorkerSleep
+    coati_routes: WorkerRoutes
 
     def coati_prepare(self, engine_pid: int, adapter: str) -> int:
         """Prepare the worker after loading; a worker process is killed by the kernel when the engine's process ends.
@@ -55,6 +57,14 @@ class StagingWorkerExtension:
         if os.getpid() != engine_pid:
             end_with_parent(engine_pid)
         return os.getpid()
+
+    def coati_record_routes(self) -> None:
+        """Record the experts that tokens are routed to, on a CPU."""
+        self.coati_routes = WorkerRoutes(self.model_runner)
+
+    def coati_take_routes(self, request_ids: list[str]) -> list[Any]:
+        """Return the routes of requests that have ended; of rank 0, as all ranks have the same."""
+        return self.coati_routes.take(request_ids) if self.rank == 0 else []
 
     def coati_start_staging(self, manifest: str, rendezvous: str, timeout_s: float, shared: str | None) -> None:
         """Start receiving in the background; see `StagingArea.start`."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from coati_rl.routes import routes_of
 from coati_rl.types import Completion, Prompt, SharedPrefix, Trajectory, Turn
 from producer.environments.environment import Generate, Rollout
 
@@ -57,4 +58,5 @@ def _single_turn(prompt_ids: np.ndarray, completion: Completion, *, temperature:
         turns=(Turn(index=0, start=start, end=end, finish_reason=completion.finish_reason),),
         text=completion.text,
         prefix=SharedPrefix(num_tokens=start),
+        routes=routes_of(end, [completion.routes]),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from coati_rl.routes import routes_of
 from coati_rl.types import Completion, SharedPrefix, TokenReward, Trajectory, Turn
 from producer.environments.episode import Message
 
@@ -47,7 +48,9 @@ def make_trajectories(
         owned.update(id(node) for node in own)
         token_ids = np.array(leaf.token_ids, dtype=np.int32)
         prefix = _shared(token_ids[: own[0].num_context], prompt, found)
-        found.append(_trajectory(token_ids, own, prefix, episode=episode))
+        passes = [node.completion.routes for node in _path(leaf) if node.completion is not None]
+        routes = routes_of(len(token_ids), passes)
+        found.append(_trajectory(token_ids, own, prefix, routes, episode=episode))
     return tuple(found) if found or not prompt_ids else (_unanswered(prompt, episode=episode),)
 
 
@@ -57,7 +60,14 @@ def leaves(answers: Sequence[AnswerNode]) -> list[AnswerNode]:
     return [node for node in answers if id(node) not in continued]
 
 
-def _trajectory(token_ids: np.ndarray, own: Sequence[AnswerNode], prefix: SharedPrefix, *, episode: int) -> Trajectory:
+def _trajectory(
+    token_ids: np.ndarray,
+    own: Sequence[AnswerNode],
+    prefix: SharedPrefix,
+    routes: np.ndarray | None,
+    *,
+    episode: int,
+) -> Trajectory:
     """Return the trajectory of some tokens, with the answers that it owns in its loss."""
     answered = [(node, node.completion) for node in own if node.completion is not None]
     loss_mask = np.zeros(len(token_ids), dtype=bool)
@@ -83,6 +93,7 @@ def _trajectory(token_ids: np.ndarray, own: Sequence[AnswerNode], prefix: Shared
             for node in own
             for name, value in node.rewards
         ),
+        routes=routes,
     )
 
 

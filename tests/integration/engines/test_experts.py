@@ -1,9 +1,10 @@
-"""Test that engines of mixtures of experts have transformers' log-probabilities before and after weight syncs."""
+"""Test that engines of mixtures of experts have transformers' log-probabilities and routes, also after weight syncs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -73,7 +74,8 @@ def save(directory: Path, model: str, seed: int) -> Path:
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
     backend, model = request.param
     checkpoints = [save(tmp_path / str(seed), model, seed) for seed in (0, 1)]
-    with hosted_engine(backend, model=str(checkpoints[0]), max_model_len=MAX_MODEL_LEN, max_num_seqs=8) as engine:
+    sizes = {"model": str(checkpoints[0]), "max_model_len": MAX_MODEL_LEN, "max_num_seqs": 8}
+    with hosted_engine(backend, **sizes, returns_routes=True) as engine:
         harness = Harness(engine, checkpoints)
         yield harness
         harness.sender.close()
@@ -81,8 +83,40 @@ def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]
 
 def test_experts_are_those_of_the_last_sync(harness: Harness) -> None:
     assert harness.probe_gap(PROMPT) < 1e-4
-    for checkpoint in (1, 0, 1):
+    for checkpoint in (1, 0) * 5:  # ten versions
         harness.sync(checkpoint)
         assert harness.probe_gap(PROMPT) < 1e-4
     for sample in harness.complete(PROMPT, num_samples=4, temperature=0.7, seed=3):
         assert harness.logprob_gap(PROMPT, sample, temperature=0.7) < 1e-4
+    check_routes_are_those_of_the_pass_of_each_token(harness)
+
+
+def routes_of(model: Any, token_ids: Sequence[int]) -> np.ndarray:
+    """int64[T, D, K]: transformers' choice for a sequence, sorted; the largest number of the dtype in dense layers."""
+    found = np.full((len(token_ids), model.config.num_hidden_layers, 2), np.iinfo(np.uint8).max, dtype=np.int64)
+    recorder = model.base_model._can_record_outputs["router_logits"].target_class
+    hooks = [
+        router.register_forward_hook(
+            lambda _, __, outputs, layer=number: found.__setitem__((slice(None), layer), outputs[2])
+        )
+        for number, layer in enumerate(model.base_model.layers)
+        for router in layer.modules()
+        if isinstance(router, recorder)
+    ]
+    with torch.no_grad():
+        model(torch.tensor([[*token_ids]]))
+    for hook in hooks:
+        hook.remove()
+    return np.sort(found, axis=-1)
+
+
+def check_routes_are_those_of_the_pass_of_each_token(harness: Harness) -> None:
+    # The second turn begins with blocks that an engine may have in its cache; the third prompt shares a block alone.
+    turn = harness.complete(PROMPT * 2, num_samples=2, temperature=0.7, seed=5)
+    first = [*PROMPT * 2, *turn[0].token_ids.tolist()]
+    for prompt in ([*PROMPT * 2], [*first, 50, 51], [*(PROMPT * 2)[:36], 50, 51]):
+        for sample in harness.complete(prompt, num_samples=2, temperature=0.7, seed=6):
+            whole = [*prompt, *sample.token_ids.tolist()]
+            assert len(whole) - 1 <= len(sample.routes) <= len(whole)
+            expected = routes_of(harness.models[harness.serving], whole[:-1])
+            assert (np.sort(sample.routes[: len(whole) - 1], axis=-1) == expected).all()

@@ -1,5 +1,6 @@
 """Test which tokens are measured, with which weights, and how many per step, with a backend of one number."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,6 +166,8 @@ def test_tokens_of_a_part_of_a_micro_batch_have_the_scores_of_the_whole(
     )
     batcher = StepBatcher(settings, step=1, learning_rate_progress=0.0, estimator=group_norm)
     (whole,) = build_mini_batch(batcher.add(groups)[0]).micro_batches
+    places = np.arange(whole.token_ids.size, dtype=np.uint16).reshape(*whole.token_ids.shape, 1, 1)
+    whole = dataclasses.replace(whole, routes=places)
     backend = RecordingBackend(model_dir)
     meter = MismatchMeter(
         backend, WeightHistory(backend.live_weights(), max_versions=1), num_tokens=num_tokens, sync_period=1
@@ -179,6 +182,7 @@ def test_tokens_of_a_part_of_a_micro_batch_have_the_scores_of_the_whole(
     if rows == 1 < len(whole.token_ids) or len(whole.token_ids) == 1:
         assert sums["gap_tokens"] == min(num_tokens, 118)
     assert part.num_tokens < whole.num_tokens or num_tokens == 1000
+    assert np.array_equal(part.routes, places[: len(part.token_ids), : part.token_ids.shape[1]])
 
 
 def test_of_several_steps_per_sync_the_first_ones_weights_are_kept_and_a_resumes_checkpoint() -> None:

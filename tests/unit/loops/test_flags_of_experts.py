@@ -6,8 +6,12 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from coati_rl.checkpoint.position import read_data_state
 from coati_rl.errors import ConfigError
+from coati_rl.work import SaveWork
 from consumer.proofs.model import try_model
+from tests.unit.loops.recorded_run import replay_of, write_metrics
+from tests.unit.loops.test_resume_ahead import K1, OPTIONS, records_after, samples_after
 
 METRICS = {"router_load_max", "router_idle_experts", "router_entropy_mean", "aux_loss"}
 
@@ -54,3 +58,65 @@ def test_aux_loss_coeff__of_a_dense_model_is_refused(config_with, make_model_dir
         ConfigError, match=r"^--aux-loss-coeff 0\.1: --model .* is a qwen3; its loss is that of the rou"
     ):
         try_model(config, make_model_dir(), flag="--model")
+
+
+@pytest.fixture(scope="module")
+def with_routes(run_in_threads, expert_dir, parity_file):
+    """How routes are used -> the directory of a run of two steps with transformers' engine, recorded for a replay."""
+
+    def make(mode, **changes):
+        own = {"model": expert_dir, "backend": "transformers", "router_replay": mode, "max_steps": 2, **changes}
+        own |= {
+            "reward_type": f"{parity_file}:score",
+            "num_generations": 4,
+            "save_interval": 1,
+            "inference_batch_size": 2,
+        }
+        return write_metrics(run_in_threads(own, score=None))
+
+    return make
+
+
+def test_router_replay__has_trainers_compute_with_the_experts_that_the_engine_chose(with_routes):
+    run = replay_of(with_routes("rollout"))
+    for record in run.records.values():
+        assert record["route_missing"] == 0  # of prompts and responses, up to the token that predicts the last
+        assert record["route_mismatch"] < 0.05  # of two programs in float32
+    line = next(run.run.rollouts(1)).line
+    assert line["routes"]["shape"] == [len(line["prompt_token_ids"]) + len(line["token_ids"]), 1, 2]
+    assert {stage.verdict for stage in run.stages(2)} == {"agrees"}
+
+
+@pytest.mark.full
+def test_router_replay__measures_the_choices_without_changing_the_run(with_routes):
+    runs = {mode: replay_of(with_routes(mode)) for mode in ("none", "measure")}
+    assert not {"route_missing", "route_mismatch"} & runs["none"].records[1].keys()
+    assert runs["measure"].records[1]["route_missing"] == 0
+    assert {run.records[2]["grad_norm"] for run in runs.values()} == {runs["none"].records[2]["grad_norm"]}
+
+
+@pytest.mark.full
+def test_a_run_whose_checkpoints_hold_routes_resumes_bit_for_bit(run_in_threads, expert_dir, write_prompts):
+    fields = {"model": expert_dir, "backend": "transformers", "router_replay": "rollout", "learning_rate": 1e-2}
+    fields |= {**K1, "n_behind": 1, "save_interval": 1, "dataset": write_prompts("train", 16), "max_logprob_gap": 100.0}
+    whole = run_in_threads(fields, **OPTIONS)
+    assert max(record["route_mismatch"] for record in whole.steps) > 0.01  # of older weights: a lost route would show
+    saves = [work for work in whole.work if isinstance(work, SaveWork)]
+    kept = [save.step for save in saves if read_data_state(save.data_state)[0].kept]
+    for step in (kept[0], kept[-1]):
+        checkpoint = whole.paths.checkpoints / f"step-{step}"
+        resumed = run_in_threads({**fields, "checkpoint_path": str(checkpoint)}, **OPTIONS)
+        assert samples_after(resumed, step) == samples_after(whole, step)
+        assert records_after(resumed, step) == records_after(whole, step)
+        assert {name for name, each in whole.weights.items() if not torch.equal(resumed.weights[name], each)} == set()
+
+
+def test_router_replay__of_a_dense_model_or_an_engine_without_routes_is_refused(config_with, make_model_dir):
+    config = config_with(router_replay="rollout", backend="transformers")
+    with pytest.raises(
+        ConfigError, match=r"^--router-replay rollout: --model .* is a qwen3; routes are those of deepse"
+    ):
+        try_model(config, make_model_dir(), flag="--model")
+    for backend in ("fake", "http://127.0.0.1:9"):
+        with pytest.raises(ConfigError, match=rf"--router-replay measure with -b {backend}: it returns no routes"):
+            config_with(router_replay="measure", backend=backend)

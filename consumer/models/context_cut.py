@@ -34,6 +34,16 @@ class OwnPiece(NamedTuple):
         """Return the tokens of the path, its own included."""
         return sum(end - start for start, end in self.ranges)
 
+    def seen(self, window: int | None) -> tuple[tuple[int, int], ...]:
+        """Return the ranges without what is behind the window of every token."""
+        hidden = 0 if window is None else max(0, self.num_keys - (self.length + window - 1))
+        found = list[tuple[int, int]]()
+        for start, end in self.ranges:
+            first = min(start + hidden, end)
+            hidden -= first - start
+            found += [(first, end)] if first < end else []
+        return tuple(found)
+
 
 Pieces = tuple[tuple[OwnPiece, ...], ...]  # of each row, in the order of a rank's tokens
 

@@ -140,7 +140,7 @@ class Backend:
                     trainer_version=mini_batch.step,
                     loss_fn=loss_fn,
                     teacher_head=teacher_head,
-                    routing=model.routers.routing(micro_batch, self.device),
+                    routing=model.routers.routing(micro_batch, self.device, self.layout.context),
                 )
                 for micro_batch in padded(mini_batch.micro_batches, self.parallelism.num_micro_batches(wanted))
             ]

@@ -20,6 +20,8 @@ from coati_rl.algorithms.load_balance import load_balancing_loss
 from coati_rl.batch import MicroBatch
 from coati_rl.config.model import ROUTED
 from coati_rl.ops.host_copies import on_device
+from consumer.models.context_cut import cut_context
+from consumer.models.context_part import ContextRank
 
 _ROUTING = "routing"  # the layers' argument
 _EXTRA = 4  # numbers of a layer beside its counts: tokens, their entropies, the balancing loss, its weights
@@ -29,16 +31,19 @@ _EXTRA = 4  # numbers of a layer beside its counts: tokens, their entropies, the
 class Routing:
     """Hold what routers need to know of a micro-batch, and what they have found in it."""
 
-    tokens: Tensor  # bool[R * L], those of samples; the others are padding
+    tokens: Tensor  # bool[R * L], those of samples; the others are padding. Of a context-parallel rank its own alone
     paths: Tensor  # float32[S, R * L], see `load_balancing_loss`
     weights: Tensor  # float32[S]
     coeff: float  # of the balancing loss of a layer; 0: it is computed without gradient
+    context: ContextRank | None = None  # of a context-parallel rank
     # float64[E + 4] by layer: tokens of each expert, tokens, sum of entropies in nats, balancing loss, sum of its
     # weights. A layer that is recomputed in the backward writes the same again.
     found: dict[int, Tensor] = field(default_factory=dict)
 
 
-def make_routing(micro_batch: MicroBatch, *, coeff: float, device: torch.device) -> Routing:
+def make_routing(
+    micro_batch: MicroBatch, *, coeff: float, device: torch.device, context: ContextRank | None = None
+) -> Routing:
     """Return what routers need to know of a micro-batch with `loss_weights`.
 
     A sample's tokens are those of its path of segments, up to the one that predicts its last token: the same tokens in
@@ -67,11 +72,15 @@ def make_routing(micro_batch: MicroBatch, *, coeff: float, device: torch.device)
             segment = parent
         paths[place] /= paths[place].sum()
         weights[place] = (arrays["loss_weights"][row] * arrays["loss_mask"][row])[its_own].sum()
+    if context is not None:
+        cut = cut_context(micro_batch, context.size)
+        tokens, paths = (cut.own_tokens(each, context.rank) for each in (tokens, paths))
     return Routing(
         tokens=on_device(torch.from_numpy(tokens.reshape(-1)), device),
-        paths=on_device(torch.from_numpy(paths.reshape(len(samples), num_rows * length)), device),
+        paths=on_device(torch.from_numpy(paths.reshape(len(samples), tokens.size)), device),
         weights=on_device(torch.from_numpy(weights), device),
         coeff=coeff,
+        context=context,
     )
 
 
@@ -101,11 +110,14 @@ class Routers:
                 _observe(layer, router, number)
         return cls(num_experts, coeff)
 
-    def routing(self, micro_batch: MicroBatch, device: torch.device) -> Routing | None:
+    def routing(
+        self, micro_batch: MicroBatch, device: torch.device, context: ContextRank | None = None
+    ) -> Routing | None:
         """Return the argument of the layers for a micro-batch; None of a model without routers."""
         if not self._num_experts:
             return None
-        return make_routing(micro_batch, coeff=self._coeff / len(self._num_experts), device=device)
+        coeff = self._coeff / len(self._num_experts)
+        return make_routing(micro_batch, coeff=coeff, device=device, context=context)
 
     def add(self, routings: Iterable[Routing | None]) -> None:
         """Add what was found in micro-batches."""
@@ -173,15 +185,18 @@ def _routed(
     routing: Routing, number: int, logits: Tensor, weights: Tensor, selected: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Count a router's choices. Returns: its outputs, whose weights also carry the balancing loss's gradient."""
-    num_experts = logits.shape[-1]
+    num_experts, context = logits.shape[-1], routing.context
+    add = None if context is None else context.sum
     with torch.set_grad_enabled(torch.is_grad_enabled() and routing.coeff > 0):
         log_probabilities = logits.reshape(-1, num_experts).float().log_softmax(dim=-1)  # [R * L, E]
         probabilities = log_probabilities.exp()
-        loss = load_balancing_loss(probabilities, selected, routing.paths, routing.weights)
+        loss = load_balancing_loss(probabilities, selected, routing.paths, routing.weights, add_over_ranks=add)
     with torch.no_grad():
         counts = torch.bincount(selected[routing.tokens].flatten(), minlength=num_experts)
         entropy = -(probabilities * log_probabilities).sum(dim=-1)[routing.tokens].sum()
-        extra = torch.stack([routing.tokens.sum(), entropy, loss.detach(), routing.weights.sum()])
+        # Ranks that share rows have the same samples, whose weights the first one counts.
+        is_first = context is None or context.rank == 0
+        extra = torch.stack([routing.tokens.sum(), entropy, loss.detach(), is_first * routing.weights.sum()])
         routing.found[number] = torch.cat([counts.double(), extra.double()])
     if loss.requires_grad:
         weights = _WithLoss.apply(weights, routing.coeff * loss)  # type: ignore[no-untyped-call]

@@ -98,7 +98,7 @@ class Backend:
             count = self.parallelism.num_micro_batches(len(micro_batches))
             replayed = self.policy.routers.replayed if role in ("policy", "old") else lambda *_: None
             inputs = [
-                self._input(each, output=output, routing=replayed(each, self.device))
+                self._input(each, output=output, routing=replayed(each, self.device, self.layout.context))
                 for each in padded(micro_batches, count)
             ]
             return model.score(inputs)[: len(micro_batches)]
@@ -144,7 +144,7 @@ class Backend:
                     trainer_version=mini_batch.step,
                     loss_fn=loss_fn,
                     teacher_head=teacher_head,
-                    routing=model.routers.routing(micro_batch, self.device),
+                    routing=model.routers.routing(micro_batch, self.device, self.layout.context),
                 )
                 for micro_batch in padded(mini_batch.micro_batches, self.parallelism.num_micro_batches(wanted))
             ]

@@ -66,7 +66,8 @@ class TrainersConfig(Section):
     context_parallel_size: int = execution(
         1,
         "Trainers that share each row: its tokens are cut over so many, which gather each other's keys and values in "
-        "every layer. Of Llama, Mistral, Qwen2 and Qwen3. --max-tokens-per-microbatch counts the tokens of them all.",
+        "every layer. Of Llama, Mistral, Mixtral, OLMoE, Qwen2, Qwen3 and their mixtures of experts. "
+        "--max-tokens-per-microbatch counts the tokens of them all.",
         spelling="--context-parallel",
         ge=1,
     )

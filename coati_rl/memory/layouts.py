@@ -2,7 +2,9 @@
 
 The order is by what ranks send each other. ZeRO 1 sums gradients once a step, as plain copies do, and each rank updates
 its part alone. FSDP2 gathers and sums in every micro-batch, while it computes. Tensor parallelism sends in every layer,
-waits for it, and stays within a node; pipeline stages wait for each other at both ends of a mini-batch, and come last.
+waits for it, and stays within a node; pipeline stages wait for each other at both ends of a mini-batch. FSDP2 over
+tensor-parallel ranks gathers in each micro-batch and sends in every layer, and comes last: it takes the least memory.
+Copies of FSDP2's shards take more than one, and are never chosen for memory.
 """
 
 from collections.abc import Iterator
@@ -51,6 +53,11 @@ def layouts(config: TrainingConfig, *, is_bf16: bool) -> Iterator[Change]:
             is_sharded = trainers > tp * pp
             sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "zero_stage": zero if is_sharded else 0}
             found.append({**PLAIN, **sizes})
+    found += [
+        {**PLAIN, "plugin": "fsdp2", "tensor_parallel_size": tp}
+        for tp, pp in _SPLITS
+        if pp == 1 and trainers % (tp * cp) == 0 and trainers > tp
+    ]
     for values in found:
         yield layout_change(config, values)
 

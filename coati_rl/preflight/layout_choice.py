@@ -45,8 +45,8 @@ def choose_layout(
 
     One that leaves a tenth of the GPU goes before others, and so do recomputed activations and a smaller token budget,
     where these are open as well; parts of matrices or of the layers, which also change the prompts of a step, come
-    after all of this. A layout that was given stays, and so does that of an optimizer of the user's own, which may need
-    whole parameters.
+    after all of this, and shards of such parts last. A layout that was given stays, and so does that of an optimizer of
+    the user's own, which may need whole parameters.
 
     Args:
         check: of the job in its default layout, on GPUs of known memory.
@@ -88,7 +88,9 @@ def _first_that_fits(
     whole = [
         each for each in changes if each.values["tensor_parallel_size"] * each.values["pipeline_parallel_size"] == 1
     ]
-    for among in (whole, [each for each in changes if each not in whole]):
+    cut = [each for each in changes if each not in whole]
+    both = [each for each in cut if each.values["plugin"] == "fsdp2"]  # sharded and cut
+    for among in (whole, [each for each in cut if each not in both], both):
         if found := next(filter(roomy, among), None):
             return found, "fits GPUs of {gpu} with a tenth to spare"
         if BOUNDS.isdisjoint(given):

@@ -11,7 +11,7 @@ rank (or slightly more where chunks are smaller), M loss tokens of a row, m of t
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,16 @@ class OwnPiece(NamedTuple):
         """Return the tokens of the path, its own included."""
         return sum(end - start for start, end in self.ranges)
 
+    def seen(self, window: int | None) -> tuple[tuple[int, int], ...]:
+        """Return the ranges without what is behind the window of every token."""
+        hidden = 0 if window is None else max(0, self.num_keys - (self.length + window - 1))
+        found = list[tuple[int, int]]()
+        for start, end in self.ranges:
+            first = min(start + hidden, end)
+            hidden -= first - start
+            found += [(first, end)] if first < end else []
+        return tuple(found)
+
 
 Pieces = tuple[tuple[OwnPiece, ...], ...]  # of each row, in the order of a rank's tokens
 
@@ -53,12 +63,8 @@ class ContextCut:
         Its segments are none: `pieces` say what attends to what.
         """
         own, loss = self.places[rank], self.loss_places[rank]
-        rows, length = micro_batch.token_ids.shape
-        padding = ((0, 0), (0, own.shape[1] * len(self.places) - length))
-        ids, positions = (
-            np.take_along_axis(np.pad(array, padding), own, axis=1)
-            for array in (micro_batch.token_ids, micro_batch.position_ids)
-        )
+        rows = len(own)
+        ids, positions = (self.own_tokens(each, rank) for each in (micro_batch.token_ids, micro_batch.position_ids))
         arrays = {name: _taken(array, loss, PADDING.get(name, 0)) for name, array in micro_batch.loss_arrays.items()}
         sources = np.empty_like(arrays["sources"])
         for row in range(rows):
@@ -67,6 +73,13 @@ class ContextCut:
         return MicroBatch(
             token_ids=ids, position_ids=positions, segments=np.empty((0, 4), dtype=np.int32), loss_arrays=arrays
         )
+
+    def own_tokens(self, array: NDArray[Any], rank: int) -> NDArray[Any]:
+        """Return what an array [..., R, L] holds of a rank's tokens, [..., R, l]; 0 for the padding of rows."""
+        own = self.places[rank]
+        padding = [(0, 0)] * (array.ndim - 1) + [(0, own.shape[1] * len(self.places) - array.shape[-1])]
+        taken: NDArray[Any] = np.pad(array, padding)[..., np.arange(len(own))[:, None], own]
+        return taken
 
 
 def cut_context(micro_batch: MicroBatch, num_ranks: int) -> ContextCut:

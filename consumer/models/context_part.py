@@ -36,6 +36,12 @@ class ContextRank:
         dist.all_gather_into_tensor(of_ranks, mine.contiguous(), group=self.group)
         return of_ranks.view(self.size, *mine.shape)
 
+    def sum(self, mine: Tensor) -> Tensor:
+        """Return the sum of the tensors of all ranks; without gradient."""
+        total = mine.clone()
+        dist.all_reduce(total, group=self.group)
+        return total
+
     def scatter_sum(self, of_ranks: Tensor) -> Tensor:
         """Return the sum over ranks of what each has for this rank, of [C, ...]."""
         mine = of_ranks.new_empty(of_ranks.shape[1:])

@@ -24,6 +24,8 @@ from coati_rl.algorithms.load_balance import load_balancing_loss
 from coati_rl.batch import MicroBatch
 from coati_rl.config.model import ROUTED, RouterReplay
 from coati_rl.ops.host_copies import on_device
+from consumer.models.context_cut import cut_context
+from consumer.models.context_part import ContextRank
 from consumer.models.route_replay import engine_choice, expert_weights, share_of_others
 
 _ROUTING = "routing"  # the layers' argument
@@ -36,10 +38,11 @@ _EXTRA = 7
 class Balance:
     """Hold the samples of a micro-batch that is trained, as routers see them."""
 
-    tokens: Tensor  # bool[R * L], those of samples; the others are padding
+    tokens: Tensor  # bool[R * L], those of samples; the others are padding. Of a context-parallel rank its own alone
     paths: Tensor  # float32[S, R * L], see `load_balancing_loss`
     weights: Tensor  # float32[S]
     coeff: float  # of the balancing loss of a layer; 0: it is computed without gradient
+    context: ContextRank | None = None  # of a context-parallel rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +57,9 @@ class Routing:
     found: dict[int, Tensor] = field(default_factory=dict)
 
 
-def make_balance(micro_batch: MicroBatch, *, coeff: float, device: torch.device) -> Balance:
+def make_balance(
+    micro_batch: MicroBatch, *, coeff: float, device: torch.device, context: ContextRank | None = None
+) -> Balance:
     """Return what routers need to know of the samples of a micro-batch with `loss_weights`.
 
     A sample's tokens are those of its path of segments, up to the one that predicts its last token: the same tokens in
@@ -83,11 +88,15 @@ def make_balance(micro_batch: MicroBatch, *, coeff: float, device: torch.device)
             segment = parent
         paths[place] /= paths[place].sum()
         weights[place] = (arrays["loss_weights"][row] * arrays["loss_mask"][row])[its_own].sum()
+    if context is not None:
+        cut = cut_context(micro_batch, context.size)
+        tokens, paths = (cut.own_tokens(each, context.rank) for each in (tokens, paths))
     return Balance(
         tokens=on_device(torch.from_numpy(tokens.reshape(-1)), device),
-        paths=on_device(torch.from_numpy(paths.reshape(len(samples), num_rows * length)), device),
+        paths=on_device(torch.from_numpy(paths.reshape(len(samples), tokens.size)), device),
         weights=on_device(torch.from_numpy(weights), device),
         coeff=coeff,
+        context=context,
     )
 
 
@@ -118,21 +127,26 @@ class Routers:
                 _observe(layer, router, number)
         return cls(num_experts, coeff, replay)
 
-    def routing(self, micro_batch: MicroBatch, device: torch.device) -> Routing | None:
+    def routing(
+        self, micro_batch: MicroBatch, device: torch.device, context: ContextRank | None = None
+    ) -> Routing | None:
         """Return the argument of the layers for a micro-batch that is trained; None of a model without routers."""
         if not self._num_experts:
             return None
+        coeff = self._coeff / len(self._num_experts)
         return Routing(
-            balance=make_balance(micro_batch, coeff=self._coeff / len(self._num_experts), device=device),
-            routes=None if self._replay == "none" else _on_device(micro_batch.routes, device),
+            balance=make_balance(micro_batch, coeff=coeff, device=device, context=context),
+            routes=None if self._replay == "none" else _own_routes(micro_batch, device, context),
             replays=self._replay == "rollout",
         )
 
-    def replayed(self, micro_batch: MicroBatch, device: torch.device) -> Routing | None:
+    def replayed(
+        self, micro_batch: MicroBatch, device: torch.device, context: ContextRank | None = None
+    ) -> Routing | None:
         """Return the argument for a micro-batch that is scored; None where no routes are replayed."""
         if not self._num_experts or self._replay != "rollout" or micro_batch.routes is None:
             return None
-        return replayed_routing(micro_batch.routes, device)
+        return Routing(balance=None, routes=_own_routes(micro_batch, device, context), replays=True)
 
     def add(self, routings: Iterable[Routing | None]) -> None:
         """Add what was found in micro-batches."""
@@ -159,13 +173,15 @@ class Routers:
         return router_metrics(total / copies, has_routes=self._replay != "none")
 
 
-def replayed_routing(routes: np.ndarray, device: torch.device) -> Routing:
-    """Return the argument of the layers for a forward that replays routes, uint[R, L, D, K], and observes nothing."""
-    return Routing(balance=None, routes=_on_device(routes, device), replays=True)
-
-
-def _on_device(routes: np.ndarray | None, device: torch.device) -> Tensor | None:
-    return None if routes is None else on_device(torch.tensor(routes.reshape(-1, *routes.shape[2:])), device)
+def _own_routes(micro_batch: MicroBatch, device: torch.device, context: ContextRank | None) -> Tensor | None:
+    """Return the routes of this rank's tokens, uint[R * L, D, K]; None if no token's are known."""
+    routes = micro_batch.routes
+    if routes is None:
+        return None
+    if context is not None:
+        cut = cut_context(micro_batch, context.size)
+        routes = cut.own_tokens(routes.transpose(2, 3, 0, 1), context.rank).transpose(2, 3, 0, 1)
+    return on_device(torch.tensor(routes.reshape(-1, *routes.shape[2:])), device)
 
 
 def router_metrics(found: Tensor, *, has_routes: bool = False) -> dict[str, float | None]:
@@ -239,12 +255,15 @@ def _observed(
     with torch.set_grad_enabled(torch.is_grad_enabled() and balance.coeff > 0):
         log_probabilities = logits.reshape(-1, num_experts).float().log_softmax(dim=-1)  # [R * L, E]
         probabilities = log_probabilities.exp()
-        loss = load_balancing_loss(probabilities, selected, balance.paths, balance.weights)
+        add = None if balance.context is None else balance.context.sum
+        loss = load_balancing_loss(probabilities, selected, balance.paths, balance.weights, add_over_ranks=add)
     with torch.no_grad():
         counts = torch.bincount(selected[balance.tokens].flatten(), minlength=num_experts)
         entropy = -(probabilities * log_probabilities).sum(dim=-1)[balance.tokens].sum()
         used = (balance.paths > 0).any(dim=0)
-        of_samples = (balance.tokens.sum(), entropy, loss.detach(), balance.weights.sum())
+        # Ranks that share rows have the same samples, whose weights the first one counts.
+        is_first = balance.context is None or balance.context.rank == 0
+        of_samples = (balance.tokens.sum(), entropy, loss.detach(), is_first * balance.weights.sum())
         extra = (*of_samples, used.sum(), *(of_routes * used).sum(dim=1))
         routing.found[number] = torch.cat([counts.double(), torch.stack([each.double() for each in extra])])
     return loss

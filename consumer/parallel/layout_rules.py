@@ -109,11 +109,9 @@ def _pipeline_plan_problem(hf_config: Any) -> str | None:
 
 def _attention_problem(hf_config: Any) -> str | None:
     model_type = hf_config.get_text_config().model_type
-    if model_type in PACKED_ATTENTION - ROUTED:
+    if model_type in PACKED_ATTENTION:
         return None
-    others = ", ".join(sorted(PACKED_ATTENTION - ROUTED))
-    if model_type in ROUTED:  # what routers observe is described for whole rows
-        return f"the routers of the architecture {model_type} see whole rows; use --context-parallel 1 or {others}"
+    others = ", ".join(sorted(PACKED_ATTENTION))
     return f"the attention of the architecture {model_type} is not cut by tokens; use --context-parallel 1 or {others}"
 
 

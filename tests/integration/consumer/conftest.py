@@ -75,6 +75,7 @@ EXPERT_PARALLEL: dict[str, tuple[int, dict[str, Any]]] = {
     "ep2": (2, {"plugin": "fsdp2", "ep_size": 2}),
     "ep2_dp2": (4, {"plugin": "fsdp2", "ep_size": 2}),
     "ep2_copies2": (4, {"plugin": "fsdp2", "ep_size": 2, "fsdp_size": 2}),
+    "cp2_ep2": (2, {"plugin": "fsdp2", "ep_size": 2, "cp_size": 2}),
 }
 EVERY_LAYOUT = LAYOUTS | UNEVEN | CONTEXT | FULLY_SHARDED | EXPERT_PARALLEL
 CONFIGS: dict[str, Any] = {

@@ -34,6 +34,7 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 LAYOUTS_OF_EXPERTS = ("dp1", "dp2", "fsdp2_dp2", "pp2", "tp2", "tp2_pp2", "ep2", "ep2_dp2", "ep2_copies2", "fsdp2_tp2")
+LAYOUTS_OF_EXPERTS += ("cp2", "cp2_ep2", "cp2_pp2", "cp2_tp2")
 WITHOUT_STAGES = {"olmoe"}  # transformers declares no pipeline plan
 WITH_SHARDS = {"qwen3_moe", "qwen3_moe, some dense", "mixtral"}  # the others' tensor-parallel plans are refused
 CLIPPED = next(iter(LOSSES))
@@ -44,6 +45,7 @@ def trials_of_experts(layout: str) -> list[Trial]:
     """Every model with every cut in one process, elsewhere the first in all and the others in one each."""
     models = [name for name in EXPERTS if not ("pp" in layout and name in WITHOUT_STAGES)]
     models = [name for name in models if "tp" not in layout or name in WITH_SHARDS]
+    models = [name for name in models if "cp" not in layout or cuts_of(name) == CUTS]
     if layout == "dp1":
         return [Trial(name, CLIPPED, cut) for name in models for cut in cuts_of(name)]
     own = [Trial(name, CLIPPED, cuts_of(name)[number % len(cuts_of(name))]) for number, name in enumerate(models)]

@@ -16,7 +16,7 @@ from coati_rl.batching.packing import blank_micro_batch
 from coati_rl.ops.fused_loss import fused_token_loss
 from coati_rl.ops.logprob import token_logprobs
 from consumer.backend import Backend
-from consumer.models import context_attention, context_cut
+from consumer.models import context_attention, context_cut, path_attention
 from consumer.optim.learning_rate import LearningRate
 from consumer.parallel import gradient_reduction
 from consumer.parallel.parameters import ParameterInfo
@@ -178,7 +178,7 @@ def take_trials(
     """Write down what this rank holds of the results of each run. `fault` is put into the trainer first."""
     gradient_reduction.BUCKET_ELEMENTS = 5000  # some parameters fill a bucket together, some are larger than one
     # Queries in several blocks, one head of keys at a time, and rows of both few and many chunks.
-    context_attention.QUERY_BLOCK, context_attention.GATHERED_ELEMENTS, context_cut.LONG_CHUNK = 5, 1, 24
+    path_attention.QUERY_BLOCK, context_attention.GATHERED_ELEMENTS, context_cut.LONG_CHUNK = 5, 1, 24
     for evaluate in (fused_token_loss, token_logprobs):
         evaluate.__kwdefaults__["chunk_elements"] = 8 * VOCAB_SIZE  # many responses are longer than a chunk
     if fault is not None:

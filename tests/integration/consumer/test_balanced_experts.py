@@ -36,11 +36,12 @@ OTHERS = [
     *(Balanced(name, "dp1", Cut(size, True, "one", True)) for name in ("qwen3_moe", "olmoe") for size in (1, 2, 4)),
     *(
         Balanced(FEW, layout, cut)
-        for layout in ("dp2", "fsdp2_dp2", "pp2", "ep2", "ep2_dp2")
+        for layout in ("dp2", "fsdp2_dp2", "pp2", "ep2", "ep2_dp2", "cp2", "cp2_ep2", "cp2_pp2")
         for cut in (PACKED, SHARED)
     ),
     Balanced(FEW, "fsdp2_dp2", SHARED, recomputes=True),
     Balanced(FEW, "ep2", SHARED, recomputes=True),
+    Balanced(FEW, "cp2", SHARED, recomputes=True),
     Balanced(FEW, "pp2", SHARED, recomputes=True),
 ]
 

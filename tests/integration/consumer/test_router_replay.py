@@ -46,7 +46,7 @@ OTHERS = [
     *(Replayed(name, packed=packed) for name in EXPERTS for packed in (False, True)),
     *(
         Replayed("qwen3_moe", layout, shared=shared)
-        for layout in ("dp2", "tp2", "pp2", "fsdp2_dp2", "ep2", "ep2_dp2", "fsdp2_tp2", "tp2_pp2")
+        for layout in ("dp2", "tp2", "pp2", "fsdp2_dp2", "ep2", "ep2_dp2", "fsdp2_tp2", "tp2_pp2", "cp2")
         for shared in (False, True)
     ),
     Replayed("qwen3_moe", shared=True, coeff=COEFF),

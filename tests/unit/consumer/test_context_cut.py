@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coati_rl.batch import MicroBatch
-from consumer.models.context_cut import ContextCut, cut_context
+from consumer.models.context_cut import ContextCut, OwnPiece, cut_context
 
 Tree = Sequence[tuple[int, int]]  # of a row's segments: length and parent, -1 without one
 
@@ -119,3 +119,11 @@ def test_a_blank_micro_batch_has_no_loss_token_on_any_rank() -> None:
     assert (cut.loss_places == 1).all()
     for rank in range(4):
         assert not cut.local_batch(blank_micro_batch(), rank).loss_arrays["loss_mask"].any()
+
+
+def test_a_window_takes_the_first_tokens_of_a_path_away() -> None:
+    piece = OwnPiece(length=3, ranges=((0, 2), (4, 6), (9, 12)))  # 4 tokens before its own
+    assert piece.seen(None) == piece.seen(5) == piece.ranges
+    assert piece.seen(4) == ((1, 2), (4, 6), (9, 12))
+    assert piece.seen(2) == ((5, 6), (9, 12))
+    assert piece.seen(1) == ((9, 12),)

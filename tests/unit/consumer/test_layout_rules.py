@@ -2,6 +2,7 @@
 
 import pytest
 from transformers import (
+    DeepseekV2Config,
     Gemma3Config,
     GPT2Config,
     LlamaConfig,
@@ -63,9 +64,10 @@ def test_rows_are_shared_where_attention_is_computed_by_segments():
     message = refusal("--context-parallel 4", GPT2Config())
     assert message == (
         "--context-parallel 4: the attention of the architecture gpt2 is not cut by tokens; "
-        "use --context-parallel 1 or llama, mistral, qwen2, qwen3 (--model models/mine)"
+        "use --context-parallel 1 or llama, mistral, mixtral, olmoe, qwen2, qwen2_moe, qwen3, qwen3_moe "
+        "(--model models/mine)"
     )
-    assert "qwen3_moe see whole rows; use --context-parallel 1 or" in refusal("--context-parallel 2", Qwen3MoeConfig())
+    assert "deepseek_v2 is not cut by tokens" in refusal("--context-parallel 2", DeepseekV2Config())
 
 
 def test_experts_are_shared_out_where_ranks_divide_them():

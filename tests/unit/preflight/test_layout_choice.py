@@ -121,6 +121,12 @@ def test_matrices_are_cut_only_where_no_sharding_fits_whatever_the_budget():
     assert "(-zero 1 needs" in line
 
 
+def test_the_parts_of_matrices_are_sharded_where_neither_alone_fits():
+    config, line = chosen("-mnt 30000 -kl 0", model="Qwen2.5-32B", num_gpus=16, gpu_gib=94)
+    assert layout(config) == {"plugin": "fsdp2", "tensor_parallel_size": 4}
+    assert "chosen                  --plugin fsdp2 -tp 4 " in line
+
+
 def test_a_budget_that_was_not_given_is_lowered_before_memory_is_used_up_and_one_that_was_stays():
     config, line = chosen("", model="Qwen2.5-72B", num_gpus=64)
     tokens = config.parallel.max_tokens_per_microbatch

@@ -20,6 +20,7 @@ _HEADER = struct.Struct("<4sIIIQ")
 _CHECKSUM = struct.Struct("<Q")
 _LENGTHS = struct.Struct("<II")  # of a record's fields and body
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 _LEVEL = 1  # of zlib: 81 MB/s on tokens and texts, and 0.56 of their bytes
 
 
@@ -37,7 +38,7 @@ class Record:
 
     def to_bytes(self) -> bytes:
         """Return the record with its lengths."""
-        fields = json.dumps({"kind": self.kind, **self.fields}, separators=(",", ":")).encode()
+        fields = _to_json({"kind": self.kind, **self.fields}).encode()
         return b"".join((_LENGTHS.pack(len(fields), len(self.body)), fields, self.body))
 
 

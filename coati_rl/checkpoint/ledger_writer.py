@@ -42,7 +42,9 @@ class LedgerWriter:
         """Take the directory, and the bytes past which groups are no longer written; None: without a limit."""
         self.directory = directory
         self._max_bytes, self._batch_s = max_bytes, batch_s
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)  # of those that wait for a record: hundreds of producers commit
+        self._asked = threading.Condition(lock)  # of the writer's thread
         self._orders: list[Callable[[], None]] = []
         self._num_appended = self._num_written = self._num_durable = 0
         self._is_urgent = self._is_queued = False
@@ -134,8 +136,9 @@ class LedgerWriter:
 
     def _wait_for(self, is_done: Callable[[], bool], timeout_s: float) -> None:
         with self._changed:
-            self._is_urgent = self._is_urgent or not is_done()
-            self._changed.notify_all()
+            if not is_done():
+                self._is_urgent = True
+                self._asked.notify_all()
             is_there = self._changed.wait_for(lambda: is_done() or bool(self.problem), timeout_s)
         if self.problem is not None:
             raise RunError(self.problem)
@@ -158,8 +161,8 @@ class LedgerWriter:
     # --- in the writer's thread ------------------------------------------------------------------------------------
 
     def _write_batch(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_urgent, self._batch_s)
+        with self._asked:
+            self._asked.wait_for(lambda: self._is_urgent, self._batch_s)
         with self._state_lock:
             encode_state = None if self._describe is None else self._describe()
             with self._changed:

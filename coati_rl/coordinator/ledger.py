@@ -114,8 +114,6 @@ class Ledger:
         if self._writer is None:
             return
         encode = finished_record(group, sync_index, self._members.sync_index_of, self._identities)
-        durable = self._writer.num_durable
-        self._not_durable = {uid: number for uid, number in self._not_durable.items() if number > durable}
         self._not_durable[group.prompt.uid] = self._writer.append(encode, is_group=True)
 
     def failed(self, closed: OpenLease, cause: str) -> None:
@@ -131,7 +129,10 @@ class Ledger:
         """Note that groups are trained in a step, from 0. Returns: the record that has to be durable before."""
         uids = [group.prompt.uid for group in groups]
         self._note("in_step", step=step, uids=uids)
-        return max((self._not_durable.get(uid, 0) for uid in uids), default=0)
+        awaited = max((self._not_durable.get(uid, 0) for uid in uids), default=0)
+        durable = 0 if self._writer is None else self._writer.num_durable
+        self._not_durable = {uid: number for uid, number in self._not_durable.items() if number > durable}
+        return awaited
 
     def settled(self, step: int) -> None:
         """Note that an optimizer step, from 0, is taken."""

@@ -48,7 +48,7 @@ class LedgerWriter:
         self._orders: list[Callable[[], None]] = []
         self._num_appended = self._num_written = self._num_durable = 0
         self._is_urgent = self._is_queued = False
-        self._writer = BackgroundWriter(self._wake)
+        self._writer = BackgroundWriter(self._wake, name="ledger")
         self._state_lock: AbstractContextManager[object] = nullcontext()
         self._describe: Callable[[], Encode] | None = None
         # Of the writer's thread.

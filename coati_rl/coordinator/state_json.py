@@ -71,7 +71,7 @@ def to_json(value: Any, groups: dict[str, RolloutGroup]) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, list):
-        return [to_json(each, groups) for each in value]
+        return _list_to_json(value, groups)
     name = cls.__name__
     if name in _MAPPINGS:
         return {name: _pairs(value, groups)}
@@ -86,6 +86,13 @@ def to_json(value: Any, groups: dict[str, RolloutGroup]) -> Any:
     if isinstance(value, Mapping):
         return {"dict": _pairs(value, groups)}
     raise TypeError(f"{name} has no form in the ledger")
+
+
+def _list_to_json(values: list[Any], groups: dict[str, RolloutGroup]) -> Any:
+    if values and all(type(each) is RolloutGroup for each in values):  # a mini-batch
+        groups.update((each.prompt.uid, each) for each in values)
+        return {"groups": [each.prompt.uid for each in values]}
+    return [to_json(each, groups) for each in values]
 
 
 def _pairs(mapping: Mapping[Any, Any], groups: dict[str, RolloutGroup]) -> list[list[Any]]:
@@ -108,6 +115,8 @@ def from_json(value: Any, references: References) -> Any:
         return np.frombuffer(base64.b64decode(data), dtype=np.dtype(dtype)).reshape(shape)
     if name == "group":
         return references.group_of(content)
+    if name == "groups":
+        return [references.group_of(uid) for uid in content]
     if name == "prompt":
         return references.prompt_of(content)
     cls = _DATACLASSES[name]

@@ -30,6 +30,7 @@ from coati_rl.observability.background_writer import BackgroundWriter
 logger = logging.getLogger(__name__)
 
 BATCH_S = 0.5  # for which records are gathered; with the time of a write, the most that a power cut can take
+_MAX_BYTES_QUEUED = 2**27  # two seconds' work of one core
 _FRAME_BYTES = 2**26  # of records, before compression; a batch of more has several frames
 
 Encode = Callable[[], bytes]  # encodes a record, in the writer's thread
@@ -46,6 +47,7 @@ class LedgerWriter:
         self._changed = threading.Condition(lock)  # of those that wait for a record: hundreds of producers commit
         self._asked = threading.Condition(lock)  # of the writer's thread
         self._orders: list[Callable[[], None]] = []
+        self._bytes_queued = 0  # of groups, before they are encoded
         self._num_appended = self._num_written = self._num_durable = 0
         self._is_urgent = self._is_queued = False
         self._writer = BackgroundWriter(self._wake, name="ledger")
@@ -100,9 +102,11 @@ class LedgerWriter:
             self._size_before += segment.path.stat().st_size
         self._order(lambda: self._begin_segment(encode))
 
-    def append(self, encode: Encode, *, is_group: bool = False) -> int:
-        """Add a record. Returns: its number."""
-        return self._order(lambda: self._add(encode, is_group=is_group))
+    def append(self, encode: Encode, *, group_bytes: int = 0) -> int:
+        """Add a record, of a group if `group_bytes` says how large its arrays are. Returns: its number."""
+        with self._changed:
+            self._bytes_queued += group_bytes
+        return self._order(lambda: self._add(encode, group_bytes=group_bytes))
 
     def note_change(self) -> int:
         """Have the state written, without a record. Returns: a number as of a record."""
@@ -133,6 +137,11 @@ class LedgerWriter:
     def flush(self, *, timeout_s: float) -> None:
         """Wait for all records; see `wait_durable`."""
         self.wait_durable(self._num_appended, timeout_s=timeout_s)
+
+    def wait_for_room(self, *, timeout_s: float) -> None:
+        """Wait, at most so long, while more groups are queued than are soon written."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._bytes_queued <= _MAX_BYTES_QUEUED or bool(self.problem), timeout_s)
 
     def _wait_for(self, is_done: Callable[[], bool], timeout_s: float) -> None:
         with self._changed:
@@ -183,9 +192,12 @@ class LedgerWriter:
             self._num_written = number
             self._changed.notify_all()
 
-    def _add(self, encode: Encode, *, is_group: bool) -> None:
+    def _add(self, encode: Encode, *, group_bytes: int) -> None:
+        with self._changed:
+            self._bytes_queued -= group_bytes
+            self._changed.notify_all()
         size = self._size_before + self._size + self._batch_bytes
-        if is_group and self._max_bytes is not None and size >= self._max_bytes:
+        if group_bytes and self._max_bytes is not None and size >= self._max_bytes:
             if not self._is_full:
                 self._is_full = True
                 logger.warning(

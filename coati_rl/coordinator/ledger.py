@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from coati_rl.batching.packed_group import as_packed
 from coati_rl.checkpoint.ledger_files import CHECKPOINT
 from coati_rl.checkpoint.ledger_frames import Record
 from coati_rl.checkpoint.ledger_resume import (
@@ -36,7 +37,7 @@ _TIMEOUT_S = 20.0  # for which a step waits for the disk
 
 
 class Ledger:
-    """Note decisions; called under the coordinator's lock, but for `wait_durable` and `flush`.
+    """Note decisions; called under the coordinator's lock, but for `wait_...` and `flush`.
 
     Without a writer nothing is noted, and nothing waited for.
     """
@@ -114,7 +115,9 @@ class Ledger:
         if self._writer is None:
             return
         encode = finished_record(group, sync_index, self._members.sync_index_of, self._identities)
-        self._not_durable[group.prompt.uid] = self._writer.append(encode, is_group=True)
+        packed = as_packed(group)
+        num_bytes = packed.token_ids.nbytes + packed.logprobs.nbytes
+        self._not_durable[group.prompt.uid] = self._writer.append(encode, group_bytes=max(1, num_bytes))
 
     def failed(self, closed: OpenLease, cause: str) -> None:
         """Note that a training prompt could not be rolled out."""
@@ -162,6 +165,11 @@ class Ledger:
         """Wait until a record is on the disk; without the lock. Raises: RunError if it cannot be written."""
         if self._writer is not None and number > self._writer.num_durable:
             self._writer.wait_durable(number, timeout_s=_TIMEOUT_S)
+
+    def wait_for_room(self) -> None:
+        """Wait while the disk is behind with groups; without the lock."""
+        if self._writer is not None:
+            self._writer.wait_for_room(timeout_s=_TIMEOUT_S)
 
     def flush(self, *, timeout_s: float) -> None:
         """Wait until all records are on the disk; without the lock. Raises: RunError if they cannot be written."""

@@ -8,8 +8,8 @@ process, though not the machine. With `keep_state` each batch ends with the stat
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from coati_rl.checkpoint.ledger_files import (
@@ -30,8 +30,8 @@ from coati_rl.observability.background_writer import BackgroundWriter
 logger = logging.getLogger(__name__)
 
 BATCH_S = 0.5  # for which records are gathered; with the time of a write, the most that a power cut can take
-_MAX_BYTES_QUEUED = 2**27  # two seconds' work of one core
-_FRAME_BYTES = 2**26  # of records, before compression; a batch of more has several frames
+_MAX_BYTES_QUEUED = 2**25  # of groups: half a second's work of one core
+_FRAME_BYTES = 2**24  # of records, before compression; a batch of more has several frames
 
 Encode = Callable[[], bytes]  # encodes a record, in the writer's thread
 
@@ -57,7 +57,7 @@ class LedgerWriter:
         segments = segments_in(directory)
         self._segment = segment_of(directory, max((each.number for each in segments), default=0))
         self._batch: list[bytes] = []
-        self._batch_bytes = self._num_frames = 0
+        self._batch_bytes = self._num_frames = self._num_frames_written = 0  # of the segment, and in all
         self._size = 0  # of the segment
         self._size_before = 0  # of earlier ones that are still there
         self._begun_for: dict[int, int] = {}  # step of a checkpoint -> its segment
@@ -138,17 +138,28 @@ class LedgerWriter:
         """Wait for all records; see `wait_durable`."""
         self.wait_durable(self._num_appended, timeout_s=timeout_s)
 
-    def wait_for_room(self, *, timeout_s: float) -> None:
-        """Wait, at most so long, while more groups are queued than are soon written."""
+    @contextmanager
+    def room(self, num_bytes: int, *, timeout_s: float) -> Iterator[None]:
+        """Wait, at most so long, while more groups are queued than are soon written; append groups in the block."""
         with self._changed:
-            self._changed.wait_for(lambda: self._bytes_queued <= _MAX_BYTES_QUEUED or bool(self.problem), timeout_s)
+            self._changed.wait_for(lambda: self._bytes_queued < _MAX_BYTES_QUEUED or bool(self.problem), timeout_s)
+            self._bytes_queued += num_bytes  # at once, as hundreds of producers may be let in together
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._bytes_queued -= num_bytes
+                self._changed.notify_all()
 
     def _wait_for(self, is_done: Callable[[], bool], timeout_s: float) -> None:
         with self._changed:
             if not is_done():
                 self._is_urgent = True
                 self._asked.notify_all()
-            is_there = self._changed.wait_for(lambda: is_done() or bool(self.problem), timeout_s)
+            is_there, num_frames = False, -1
+            while not is_there and num_frames != self._num_frames_written:  # a frame was written meanwhile
+                num_frames = self._num_frames_written
+                is_there = self._changed.wait_for(lambda: is_done() or bool(self.problem), timeout_s)
         if self.problem is not None:
             raise RunError(self.problem)
         if not is_there:
@@ -218,6 +229,7 @@ class LedgerWriter:
         append(self._segment.path, frame, size=self._size, on_written=on_written)
         self._size += len(frame)
         self._num_frames += 1
+        self._num_frames_written += 1
         self._batch, self._batch_bytes = [], 0
 
     def _begin(self, encode: list[Encode], *, is_start: bool, step: int) -> None:

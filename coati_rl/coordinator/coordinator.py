@@ -112,8 +112,7 @@ class Coordinator:
 
     def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
         """Receive finished groups. Returns: the number accepted (those under a void lease are not)."""
-        self._state.ledger.wait_for_room()
-        with self._changed:
+        with self._state.ledger.room(groups), self._changed:
             return self._leasing.put(producer_id, groups)
 
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:

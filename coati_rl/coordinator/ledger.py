@@ -5,10 +5,10 @@ and are not noted. `ledger_resume` reads what a resumption uses, the rest says w
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from coati_rl.batching.packed_group import as_packed
+from coati_rl.batching.packed_group import PackedGroup, as_packed
 from coati_rl.checkpoint.ledger_files import CHECKPOINT
 from coati_rl.checkpoint.ledger_frames import Record
 from coati_rl.checkpoint.ledger_resume import (
@@ -37,7 +37,7 @@ _TIMEOUT_S = 20.0  # for which a step waits for the disk
 
 
 class Ledger:
-    """Note decisions; called under the coordinator's lock, but for `wait_...` and `flush`.
+    """Note decisions; called under the coordinator's lock, but for `room`, `wait_...` and `flush`.
 
     Without a writer nothing is noted, and nothing waited for.
     """
@@ -115,9 +115,7 @@ class Ledger:
         if self._writer is None:
             return
         encode = finished_record(group, sync_index, self._members.sync_index_of, self._identities)
-        packed = as_packed(group)
-        num_bytes = packed.token_ids.nbytes + packed.logprobs.nbytes
-        self._not_durable[group.prompt.uid] = self._writer.append(encode, group_bytes=max(1, num_bytes))
+        self._not_durable[group.prompt.uid] = self._writer.append(encode, group_bytes=_num_bytes(as_packed(group)))
 
     def failed(self, closed: OpenLease, cause: str) -> None:
         """Note that a training prompt could not be rolled out."""
@@ -166,10 +164,11 @@ class Ledger:
         if self._writer is not None and number > self._writer.num_durable:
             self._writer.wait_durable(number, timeout_s=_TIMEOUT_S)
 
-    def wait_for_room(self) -> None:
-        """Wait while the disk is behind with groups; without the lock."""
-        if self._writer is not None:
-            self._writer.wait_for_room(timeout_s=_TIMEOUT_S)
+    def room(self, groups: Iterable[PackedGroup]) -> AbstractContextManager[None]:
+        """Wait while the disk is behind with groups, then take these in the block; entered without the lock."""
+        if self._writer is None:
+            return nullcontext()
+        return self._writer.room(sum(map(_num_bytes, groups)), timeout_s=_TIMEOUT_S)
 
     def flush(self, *, timeout_s: float) -> None:
         """Wait until all records are on the disk; without the lock. Raises: RunError if they cannot be written."""
@@ -179,3 +178,8 @@ class Ledger:
     def _note(self, kind: str, **fields: Any) -> None:
         if self._writer is not None:
             self._writer.append(Record(kind=kind, fields=fields).to_bytes)
+
+
+def _num_bytes(group: PackedGroup) -> int:
+    """Return the bytes of a group's arrays, which are most of it, and at least 1."""
+    return max(1, group.token_ids.nbytes + group.logprobs.nbytes)

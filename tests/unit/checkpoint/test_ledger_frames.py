@@ -224,14 +224,21 @@ class TestWriter:
             return record(1).to_bytes()
 
         numbers = [writer.append(encode, group_bytes=100) for _ in range(4)]
-        waiting = threading.Thread(target=lambda: writer.wait_for_room(timeout_s=10))
+        entered = []
+
+        def add():
+            with writer.room(100, timeout_s=10):
+                entered.append(writer.append(encode, group_bytes=100))
+
+        waiting = threading.Thread(target=add)
         waiting.start()
         waiting.join(0.1)
-        assert waiting.is_alive() and writer.num_durable < numbers[0]
+        assert entered == [] and writer.num_durable < numbers[0]
         is_slow.set()
         waiting.join(10)
+        assert entered == [numbers[-1] + 1]
         writer.flush(timeout_s=10)
-        assert uids(segment_of(directory, 1)) == ["start", *["train-1.0"] * 4]
+        assert uids(segment_of(directory, 1)) == ["start", *["train-1.0"] * 5]
 
     def test_a_disk_that_is_full_is_a_problem_and_what_was_written_stays(self, directory, monkeypatch):
         import errno

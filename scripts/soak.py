@@ -3,10 +3,12 @@
     python scripts/soak.py MINUTES --model DIR [--seed 0] [--run-dir DIR] [-- FLAGS OF rl_example.py]
 
 Each few seconds a process of the run is killed (producer, coordinator; trainer; all of them at once) or stopped for a
-while (producer, coordinator, all). Faults begin with the first checkpoint; a run that has ended with a trainer is
-resumed from its newest one. At the end the run is interrupted, and its directory alone says whether each prompt was
-trained at most once and none was lost, whether every step has its record and its rollouts, and whether staleness stayed
-within --n-behind. Prints the counts as JSON; exit code 1 if anything is not as it should be.
+while (producer, coordinator, all), or the run's machine has a slow disk (an fsync takes seconds), a clock that is set
+(by up to an hour, and back), or a full /dev/shm (`soak_faults.py`). Faults begin with the first checkpoint; a run
+that has ended with a trainer is resumed from its newest one. At the end the run is interrupted, and its directory
+alone says whether each prompt was trained at most once and none was lost, whether every step has its record and its
+rollouts, and whether staleness stayed within --n-behind. Prints the counts as JSON; exit code 1 if anything is not as
+it should be.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from soak_faults import MachineFaults
 
 from coati_rl.run_reader.run_directory import RunDirectory
 
@@ -35,6 +38,9 @@ FAULTS = {
     "kill coordinator": 6,
     "stop coordinator": 3,
     "stop all": 2,
+    "slow disk": 3,
+    "set clock": 3,
+    "fill shm": 2,
     "kill trainer": 1,
     "kill all": 1,
 }
@@ -50,6 +56,7 @@ class Soak:
     def __init__(self, model: Path, run_dir: Path, flags: Sequence[str], *, seed: int) -> None:
         """Take the job; nothing is started."""
         self._run_dir, self._rng = run_dir, random.Random(seed)
+        self._machine = MachineFaults(run_dir.with_suffix(".faults"), self._rng)
         job = ["-m", str(model), "-d", str(model / "train.jsonl"), *JOB.split(), *flags]
         self._command = [sys.executable, str(ROOT / "rl_example.py"), *job, "--run-dir", str(run_dir)]
         self.counts: collections.Counter[str] = collections.Counter()
@@ -74,8 +81,10 @@ class Soak:
         resume = ["-cp", str(self._run_dir)] if self.counts["starts"] else []
         self.counts["starts"] += 1
         self._ends_expected = {0, 130}
+        command = self._machine.command([*self._command, *resume])
         with self._run_dir.with_suffix(".out").open("ab") as output:
-            process = subprocess.Popen([*self._command, *resume], stdout=output, stderr=output, start_new_session=True)
+            options = {"stdout": output, "stderr": output, "env": self._machine.environment}
+            process = subprocess.Popen(command, **options, start_new_session=True)
         try:
             yield process
         finally:
@@ -91,6 +100,10 @@ class Soak:
     def _fault(self, process: "subprocess.Popen[bytes]") -> None:
         (fault,) = self._rng.choices([*FAULTS], weights=[*FAULTS.values()])
         what, whom = fault.split()
+        if what in ("slow", "set", "fill"):
+            self.counts[fault] += 1
+            self._change_machine(what, process)
+            return
         family = self._family(process)
         chosen = family if whom == "all" else [each for each in family if _name(each).startswith(ACTORS[whom])]
         if not chosen:
@@ -109,6 +122,14 @@ class Soak:
         time.sleep(self._rng.uniform(*STOP_S))
         for each in chosen:
             _send(each, signal.SIGCONT)
+
+    def _change_machine(self, what: str, process: "subprocess.Popen[bytes]") -> None:
+        if what == "slow":
+            self._machine.slow_disk()
+        elif what == "set":
+            self._machine.set_clock()
+        else:
+            self._machine.fill_shm(process.pid)
 
     def _has_begun(self) -> bool:
         """Return True if there is a checkpoint: a run without one could only be begun again."""

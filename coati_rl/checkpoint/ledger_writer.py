@@ -8,8 +8,8 @@ process, though not the machine. With `keep_state` each batch ends with the stat
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from coati_rl.checkpoint.ledger_files import (
@@ -30,7 +30,8 @@ from coati_rl.observability.background_writer import BackgroundWriter
 logger = logging.getLogger(__name__)
 
 BATCH_S = 0.5  # for which records are gathered; with the time of a write, the most that a power cut can take
-_FRAME_BYTES = 2**26  # of records, before compression; a batch of more has several frames
+_MAX_BYTES_QUEUED = 2**25  # of groups: half a second's work of one core
+_FRAME_BYTES = 2**24  # of records, before compression; a batch of more has several frames
 
 Encode = Callable[[], bytes]  # encodes a record, in the writer's thread
 
@@ -42,18 +43,21 @@ class LedgerWriter:
         """Take the directory, and the bytes past which groups are no longer written; None: without a limit."""
         self.directory = directory
         self._max_bytes, self._batch_s = max_bytes, batch_s
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)  # of those that wait for a record: hundreds of producers commit
+        self._asked = threading.Condition(lock)  # of the writer's thread
         self._orders: list[Callable[[], None]] = []
+        self._bytes_queued = 0  # of groups, before they are encoded
         self._num_appended = self._num_written = self._num_durable = 0
         self._is_urgent = self._is_queued = False
-        self._writer = BackgroundWriter(self._wake)
+        self._writer = BackgroundWriter(self._wake, name="ledger")
         self._state_lock: AbstractContextManager[object] = nullcontext()
         self._describe: Callable[[], Encode] | None = None
         # Of the writer's thread.
         segments = segments_in(directory)
         self._segment = segment_of(directory, max((each.number for each in segments), default=0))
         self._batch: list[bytes] = []
-        self._batch_bytes = self._num_frames = 0
+        self._batch_bytes = self._num_frames = self._num_frames_written = 0  # of the segment, and in all
         self._size = 0  # of the segment
         self._size_before = 0  # of earlier ones that are still there
         self._begun_for: dict[int, int] = {}  # step of a checkpoint -> its segment
@@ -98,9 +102,11 @@ class LedgerWriter:
             self._size_before += segment.path.stat().st_size
         self._order(lambda: self._begin_segment(encode))
 
-    def append(self, encode: Encode, *, is_group: bool = False) -> int:
-        """Add a record. Returns: its number."""
-        return self._order(lambda: self._add(encode, is_group=is_group))
+    def append(self, encode: Encode, *, group_bytes: int = 0) -> int:
+        """Add a record, of a group if `group_bytes` says how large its arrays are. Returns: its number."""
+        with self._changed:
+            self._bytes_queued += group_bytes
+        return self._order(lambda: self._add(encode, group_bytes=group_bytes))
 
     def note_change(self) -> int:
         """Have the state written, without a record. Returns: a number as of a record."""
@@ -132,11 +138,28 @@ class LedgerWriter:
         """Wait for all records; see `wait_durable`."""
         self.wait_durable(self._num_appended, timeout_s=timeout_s)
 
+    @contextmanager
+    def room(self, num_bytes: int, *, timeout_s: float) -> Iterator[None]:
+        """Wait, at most so long, while more groups are queued than are soon written; append groups in the block."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._bytes_queued < _MAX_BYTES_QUEUED or bool(self.problem), timeout_s)
+            self._bytes_queued += num_bytes  # at once, as hundreds of producers may be let in together
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._bytes_queued -= num_bytes
+                self._changed.notify_all()
+
     def _wait_for(self, is_done: Callable[[], bool], timeout_s: float) -> None:
         with self._changed:
-            self._is_urgent = self._is_urgent or not is_done()
-            self._changed.notify_all()
-            is_there = self._changed.wait_for(lambda: is_done() or bool(self.problem), timeout_s)
+            if not is_done():
+                self._is_urgent = True
+                self._asked.notify_all()
+            is_there, num_frames = False, -1
+            while not is_there and num_frames != self._num_frames_written:  # a frame was written meanwhile
+                num_frames = self._num_frames_written
+                is_there = self._changed.wait_for(lambda: is_done() or bool(self.problem), timeout_s)
         if self.problem is not None:
             raise RunError(self.problem)
         if not is_there:
@@ -158,8 +181,8 @@ class LedgerWriter:
     # --- in the writer's thread ------------------------------------------------------------------------------------
 
     def _write_batch(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_urgent, self._batch_s)
+        with self._asked:
+            self._asked.wait_for(lambda: self._is_urgent, self._batch_s)
         with self._state_lock:
             encode_state = None if self._describe is None else self._describe()
             with self._changed:
@@ -180,9 +203,12 @@ class LedgerWriter:
             self._num_written = number
             self._changed.notify_all()
 
-    def _add(self, encode: Encode, *, is_group: bool) -> None:
+    def _add(self, encode: Encode, *, group_bytes: int) -> None:
+        with self._changed:
+            self._bytes_queued -= group_bytes
+            self._changed.notify_all()
         size = self._size_before + self._size + self._batch_bytes
-        if is_group and self._max_bytes is not None and size >= self._max_bytes:
+        if group_bytes and self._max_bytes is not None and size >= self._max_bytes:
             if not self._is_full:
                 self._is_full = True
                 logger.warning(
@@ -203,6 +229,7 @@ class LedgerWriter:
         append(self._segment.path, frame, size=self._size, on_written=on_written)
         self._size += len(frame)
         self._num_frames += 1
+        self._num_frames_written += 1
         self._batch, self._batch_bytes = [], 0
 
     def _begin(self, encode: list[Encode], *, is_start: bool, step: int) -> None:

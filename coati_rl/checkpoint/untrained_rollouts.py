@@ -51,7 +51,7 @@ class UntrainedRollouts:
             "samples_failed": self.samples_failed,
             "sync_index_of": sorted(self.sync_index_of.items()),
             "identities": sorted(self.identities.items()),
-            "groups": [describe_group(*pair) for pair in zip(groups, packed, strict=True)],
+            "groups": [_describe_whole(*pair) for pair in zip(groups, packed, strict=True)],
         }
         arrays = {
             name: np.concatenate([np.empty(0, dtype), *(getattr(each, name) for each in packed)]).astype(dtype)
@@ -91,8 +91,20 @@ class UntrainedRollouts:
             raise ValueError(f"the rollouts cannot be read: {error!r}") from error
 
 
-def describe_group(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
-    """Return the JSON fields of a group: all but its arrays and its prompt's content."""
+def _describe_whole(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
+    trajectories = [each.to_json() for each in packed.trajectories]
+    return describe_group(group, packed, trajectories=trajectories, scores=[_describe_score(s) for s in packed.scores])
+
+
+def describe_group(group: RolloutGroup, packed: PackedGroup, *, trajectories: Any, scores: Any) -> dict[str, Any]:
+    """Return the JSON fields of a group: all but its arrays and its prompt's content.
+
+    Args:
+        group: to be described.
+        packed: the same.
+        trajectories: its trajectories, as JSON.
+        scores: its scores, as JSON.
+    """
     return {
         "uid": group.prompt.uid,
         "producer_id": group.producer_id,
@@ -100,8 +112,8 @@ def describe_group(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
         "loss_mask": packed.loss_mask,
         "policy_versions": packed.policy_versions,
         "temperatures": packed.temperature,
-        "trajectories": [each.to_json() for each in packed.trajectories],
-        "scores": [_describe_score(score) for score in packed.scores],
+        "trajectories": trajectories,
+        "scores": scores,
         **({"records": packed.records} if packed.records else {}),
         **({"baseline": asdict(packed.baseline)} if packed.baseline is not None else {}),
         **({} if packed.routes is None else {"routes": [packed.routes.dtype.str, *packed.routes.shape]}),

@@ -8,6 +8,7 @@ The lock and all waiting are here; `PromptLeasing` handles the calls of producer
 those of trainers, under the lock. Batches are packed and files are written without it.
 """
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -72,6 +73,8 @@ class Coordinator:
         self._work = WorkList(num_ranks=settings.num_trainers, trainers_per_dp_rank=settings.trainers_per_dp_rank)
         self._decided = Decided()
         self._wait: Wait | None = None  # for the next item, if a trainer has requested it
+        self._decider: int | None = None  # the rank that decides the next item; others wait for it, or for its place
+        self._decided_item = threading.Condition(self._state.lock)  # notified when it is there
         with self._changed:
             self._scheduler = Scheduler(self._state)
             if left is not None:
@@ -100,7 +103,8 @@ class Coordinator:
     def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool = False) -> LeaseReply:
         """See ProducerCoordinator; waits at most `timeout_s` for the first prompt."""
         with self._changed:
-            self._changed.wait_for(
+            self._state.lease_waits.wait_for(
+                producer_id,
                 lambda: self._state.is_finished or not self._leasing.refusal(producer_id, is_drained=is_drained),
                 timeout_s,
             )
@@ -108,7 +112,7 @@ class Coordinator:
 
     def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
         """Receive finished groups. Returns: the number accepted (those under a void lease are not)."""
-        with self._changed:
+        with self._state.ledger.room(groups), self._changed:
             return self._leasing.put(producer_id, groups)
 
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
@@ -197,20 +201,27 @@ class Coordinator:
 
     def _find(self, index: int, rank: int, deadline: float) -> Work | Wait | Assembly:
         """Return an item, or the assembly that the caller has to make, or at the deadline a Wait; under the lock."""
-        while (work := self._work.ask(index, rank)) is None:
-            if problem := self._state.problem:
-                raise RunError(problem)
-            if self._decided.assembled is None:  # one trainer's call makes the next item, the others wait
-                decided = self._scheduler.decide(index)
-                if isinstance(decided, Assembly):
-                    self._decided.notes[index] = decided.note
-                    self._decided.assembled, self._wait = index, None
-                    self._decided.number = self._state.ledger.changed()
-                    return decided
-                self._wait = decided
-            if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                return self._wait or Wait(reason=f"item {index} is being built")
-        return work
+        try:
+            while (work := self._work.ask(index, rank)) is None:
+                if problem := self._state.problem:
+                    raise RunError(problem)
+                if self._decided.assembled is None and self._decider in (None, rank):
+                    self._decider = rank
+                    decided = self._scheduler.decide(index)
+                    if isinstance(decided, Assembly):
+                        self._decided.notes[index] = decided.note
+                        self._decided.assembled, self._wait = index, None
+                        self._decided.number = self._state.ledger.changed()
+                        return decided
+                    self._wait = decided
+                waits_for = self._changed if self._decider == rank else self._decided_item
+                if not waits_for.wait(max(0.0, deadline - time.monotonic())):
+                    return self._wait or Wait(reason=f"item {index} is being built")
+            return work
+        finally:
+            if self._decider == rank:
+                self._decider = None
+                self._decided_item.notify_all()
 
     def _assemble(self, index: int, assembly: Assembly) -> None:
         """Make an item without the lock, so that producers can deliver meanwhile, and publish it to all ranks."""
@@ -220,12 +231,14 @@ class Coordinator:
         except BaseException as error:
             with self._changed:
                 self._decided.assembled = None
+                self._decided_item.notify_all()
                 self._state.fail(str(error) or type(error).__name__)
             raise
         with self._changed:
             assembly.then()
             self._work.add(index, items)
             self._decided.assembled = None
+            self._decided_item.notify_all()
             self._state.progressed()
 
     @contextmanager

@@ -61,6 +61,7 @@ class LeaseTable:
         self._open: dict[int, OpenLease] = {}
         self._again: deque[Prompt] = deque()
         self._num_open: Counter[Purpose] = Counter()
+        self._num_held: Counter[tuple[Purpose, int]] = Counter()  # open leases, by purpose and producer
         self._next_id = len(self._former_ids)
         self.producer_idle = ProducerIdleFraction()
 
@@ -86,6 +87,7 @@ class LeaseTable:
             has_baseline=plan.has_baseline,
         )
         self._open[lease.lease_id] = OpenLease(lease=lease, producer_id=producer_id, sync_index=sync_index)
+        self._num_held[prompt.purpose, producer_id] += 1
         self._next_id += lease_id == self._next_id
         self.producer_idle.change(producer_id, 1)
         return lease
@@ -95,7 +97,7 @@ class LeaseTable:
         closed = self._open.get(lease_id)
         if closed is None or closed.producer_id != producer_id:
             return None
-        del self._open[lease_id]
+        self._take(lease_id)
         self._num_open[closed.lease.prompt.purpose] -= 1
         self.producer_idle.change(producer_id, -1)
         return closed
@@ -104,7 +106,7 @@ class LeaseTable:
         """Take back a producer's leases, to be issued again. Returns: their number."""
         self.producer_idle.leave(producer_id)
         lost = [lease_id for lease_id, entry in self._open.items() if entry.producer_id == producer_id]
-        self._again.extend(self._open.pop(lease_id).lease.prompt for lease_id in lost)
+        self._again.extend(self._take(lease_id).lease.prompt for lease_id in lost)
         return len(lost)
 
     def give_back(self, producer_id: int, *, but: Collection[int]) -> tuple[int, ...]:
@@ -117,7 +119,7 @@ class LeaseTable:
         """
         own = {lease_id for lease_id, entry in self._open.items() if entry.producer_id == producer_id}
         for lease_id in sorted(own.difference(but)):
-            entry = self._open.pop(lease_id)
+            entry = self._take(lease_id)
             self._again.append(entry.lease.prompt)
             self._returned[entry.lease.prompt.uid] = (lease_id, entry.sync_index)
             self.producer_idle.change(producer_id, -1)
@@ -181,13 +183,21 @@ class LeaseTable:
 
     def holders(self, purpose: Purpose | None = None) -> set[int]:
         """Return the producers with a prompt of a purpose; None: of any."""
-        entries = self._open.values()
-        return {entry.producer_id for entry in entries if purpose in (None, entry.lease.prompt.purpose)}
+        return {producer for held_for, producer in self._num_held if purpose in (None, held_for)}
 
     @property
     def has_lost(self) -> bool:
         """Return True while a prompt waits to be issued again."""
         return bool(self._again)
+
+    def _take(self, lease_id: int) -> OpenLease:
+        """Remove an open lease."""
+        entry = self._open.pop(lease_id)
+        key = entry.lease.prompt.purpose, entry.producer_id
+        self._num_held[key] -= 1
+        if not self._num_held[key]:
+            del self._num_held[key]
+        return entry
 
     def _request_seed(self, uid: str) -> int:
         # 48 bits: sample i uses seed + i, which must not exceed an engine's limit of 63 bits.

@@ -5,9 +5,10 @@ and are not noted. `ledger_resume` reads what a resumption uses, the rest says w
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from coati_rl.batching.packed_group import PackedGroup, as_packed
 from coati_rl.checkpoint.ledger_files import CHECKPOINT
 from coati_rl.checkpoint.ledger_frames import Record
 from coati_rl.checkpoint.ledger_resume import (
@@ -36,7 +37,7 @@ _TIMEOUT_S = 20.0  # for which a step waits for the disk
 
 
 class Ledger:
-    """Note decisions; called under the coordinator's lock, but for `wait_durable` and `flush`.
+    """Note decisions; called under the coordinator's lock, but for `room`, `wait_...` and `flush`.
 
     Without a writer nothing is noted, and nothing waited for.
     """
@@ -114,9 +115,7 @@ class Ledger:
         if self._writer is None:
             return
         encode = finished_record(group, sync_index, self._members.sync_index_of, self._identities)
-        durable = self._writer.num_durable
-        self._not_durable = {uid: number for uid, number in self._not_durable.items() if number > durable}
-        self._not_durable[group.prompt.uid] = self._writer.append(encode, is_group=True)
+        self._not_durable[group.prompt.uid] = self._writer.append(encode, group_bytes=_num_bytes(as_packed(group)))
 
     def failed(self, closed: OpenLease, cause: str) -> None:
         """Note that a training prompt could not be rolled out."""
@@ -131,7 +130,10 @@ class Ledger:
         """Note that groups are trained in a step, from 0. Returns: the record that has to be durable before."""
         uids = [group.prompt.uid for group in groups]
         self._note("in_step", step=step, uids=uids)
-        return max((self._not_durable.get(uid, 0) for uid in uids), default=0)
+        awaited = max((self._not_durable.get(uid, 0) for uid in uids), default=0)
+        durable = 0 if self._writer is None else self._writer.num_durable
+        self._not_durable = {uid: number for uid, number in self._not_durable.items() if number > durable}
+        return awaited
 
     def settled(self, step: int) -> None:
         """Note that an optimizer step, from 0, is taken."""
@@ -162,6 +164,12 @@ class Ledger:
         if self._writer is not None and number > self._writer.num_durable:
             self._writer.wait_durable(number, timeout_s=_TIMEOUT_S)
 
+    def room(self, groups: Iterable[PackedGroup]) -> AbstractContextManager[None]:
+        """Wait while the disk is behind with groups, then take these in the block; entered without the lock."""
+        if self._writer is None:
+            return nullcontext()
+        return self._writer.room(sum(map(_num_bytes, groups)), timeout_s=_TIMEOUT_S)
+
     def flush(self, *, timeout_s: float) -> None:
         """Wait until all records are on the disk; without the lock. Raises: RunError if they cannot be written."""
         if self._writer is not None:
@@ -170,3 +178,8 @@ class Ledger:
     def _note(self, kind: str, **fields: Any) -> None:
         if self._writer is not None:
             self._writer.append(Record(kind=kind, fields=fields).to_bytes)
+
+
+def _num_bytes(group: PackedGroup) -> int:
+    """Return the bytes of a group's arrays, which are most of it, and at least 1."""
+    return max(1, group.token_ids.nbytes + group.logprobs.nbytes)

@@ -84,6 +84,7 @@ class PromptLeasing:
             leases.append(lease)
             is_drawn = state.queue.num_drawn > num_drawn
             state.ledger.leased(lease, producer_id, number=num_drawn if is_drawn else None)
+        if leases:
             state.changed.notify_all()  # a resumed run trains once its slots are leased
         return LeaseReply(
             leases=tuple(leases),
@@ -95,7 +96,7 @@ class PromptLeasing:
 
     def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
         """Receive finished groups. Returns: the number accepted (those under a void lease are not)."""
-        state, num_accepted = self._state, 0
+        state, num_accepted, has_freed_slot = self._state, 0, False
         for packed in groups:
             if (closed := state.leases.close(packed.lease_id, producer_id)) is None:
                 continue
@@ -111,8 +112,10 @@ class PromptLeasing:
                 state.ledger.finished(group, sync_index=closed.sync_index)
                 if state.stats.counts.add(group):
                     state.flow.add(group, sync_index=closed.sync_index)
+                else:
+                    has_freed_slot = True
         self._write_evaluation_if_done()
-        state.progressed()
+        state.progressed(producers=None if has_freed_slot else ())
         return num_accepted
 
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:

@@ -5,7 +5,7 @@ producer, `CheckpointSchedule` when a checkpoint is due and what state of the da
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from coati_rl.checkpoint.untrained_rollouts import UntrainedRollouts
 from coati_rl.coordinator.checkpoint_schedule import CheckpointSchedule
 from coati_rl.coordinator.evaluation import EvaluationRounds
 from coati_rl.coordinator.event_log import EventLog
+from coati_rl.coordinator.lease_waits import LeaseWaits
 from coati_rl.coordinator.leases import LeaseTable
 from coati_rl.coordinator.ledger import Ledger
 from coati_rl.coordinator.logprob_mismatch import LogprobMismatchMonitor
@@ -63,7 +64,9 @@ class RunState:
         if start.position is not None:
             queue.resume(recovered.num_drawn, recovered.waiting)
             evaluation.resume(position.step, position.last_evaluated)
-        self.changed = threading.Condition()  # the lock; notified when the state changes
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)  # notified when the state changes
+        self.lease_waits = LeaseWaits(self.lock)
         self.settings = settings
         self.evaluation = evaluation
         self.leases = LeaseTable(settings.sampling_plans, seed=settings.seed, former_ids=recovered.lease_ids)
@@ -112,12 +115,18 @@ class RunState:
     def fail(self, problem: str) -> None:
         """Record why the run cannot continue."""
         self._failure = self._failure or problem
-        self.changed.notify_all()
+        self.notify()
 
-    def progressed(self) -> None:
-        """Record progress, and wake all waiting threads."""
+    def notify(self) -> None:
+        """Wake all waiting threads."""
+        self.changed.notify_all()
+        self.lease_waits.notify()
+
+    def progressed(self, *, producers: Iterable[int] | None = None) -> None:
+        """Record progress, and wake all waiting threads, but of producers only these; None: all."""
         self._since_progress.restart()
         self.changed.notify_all()
+        self.lease_waits.notify(producers)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Send an event to the driver."""
@@ -133,11 +142,11 @@ class RunState:
             numbers = {"groups_dropped": self.flow.num_finished, "groups_filtered": filtered}
             self.event("finished", step=self.flow.step, **numbers)
 
-    def record_sync(self) -> None:
-        """Send the event of a weight sync that all its producers have committed."""
+    def record_sync(self, *, producers: Iterable[int] | None = None) -> None:
+        """Send the event of a weight sync that all its producers have committed; `producers` as of `progressed`."""
         if record := self.syncs.take_record():
             self.event("sync", **record)
-        self.progressed()
+        self.progressed(producers=producers)
 
     def _take_up(self, recovered: RecoveredRollouts) -> None:
         """Count what the ledger holds as if it came in now."""
@@ -150,4 +159,4 @@ class RunState:
 
     def _wake(self) -> None:
         with self.changed:
-            self.changed.notify_all()
+            self.notify()

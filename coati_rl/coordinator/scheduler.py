@@ -146,7 +146,7 @@ class Scheduler:
                 state.mismatch_monitor.is_corrected
             )  # only here, as within a rollout step the old policy must not change
             state.flow.free_slots()
-            state.changed.notify_all()
+            state.notify()
         return None
 
     def _at_boundary(self, *, is_over: bool) -> Assembly | Wait | None:
@@ -244,4 +244,4 @@ class Scheduler:
         is_due = state.evaluation.is_due(step, state.settings.eval_interval, is_over=is_over)
         if is_due and state.members.published_version == step:
             state.evaluation.start(step)
-            state.changed.notify_all()
+            state.notify()

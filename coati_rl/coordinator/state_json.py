@@ -42,6 +42,7 @@ _DATACLASSES = {
         UntrainedRollouts,
     )
 }
+_PLAIN = frozenset((type(None), bool, int, float, str))
 _SEQUENCES: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "deque": deque}
 _MAPPINGS: dict[str, Callable[[Any], Any]] = {"dict": dict, "Counter": Counter}
 
@@ -59,28 +60,43 @@ def to_json(value: Any, groups: dict[str, RolloutGroup]) -> Any:
 
     Raises: TypeError for a type that is not listed.
     """
-    if value is None or isinstance(value, bool | int | float | str):
+    cls = type(value)
+    if cls in _PLAIN:  # first, as most values are: the state is described several times a step
+        return value
+    if cls is RolloutGroup:
+        groups[value.prompt.uid] = value
+        return {"group": value.prompt.uid}
+    if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, list):
-        return [to_json(each, groups) for each in value]
-    name = type(value).__name__
-    if name in _MAPPINGS or isinstance(value, Mapping):
-        pairs = [[to_json(key, groups), to_json(each, groups)] for key, each in value.items()]
-        return {name if name in _MAPPINGS else "dict": pairs}
+        return _list_to_json(value, groups)
+    name = cls.__name__
+    if name in _MAPPINGS:
+        return {name: _pairs(value, groups)}
     if name in _SEQUENCES:
         return {name: [to_json(each, groups) for each in value]}
     if isinstance(value, np.ndarray):
         return {"array": [value.dtype.str, list(value.shape), base64.b64encode(value.tobytes()).decode()]}
-    if isinstance(value, RolloutGroup):
-        groups[value.prompt.uid] = value
-        return {"group": value.prompt.uid}
     if isinstance(value, Prompt):
         return {"prompt": value.uid}
     if name in _DATACLASSES and is_dataclass(value):
         return {name: [to_json(getattr(value, field.name), groups) for field in fields(value)]}
+    if isinstance(value, Mapping):
+        return {"dict": _pairs(value, groups)}
     raise TypeError(f"{name} has no form in the ledger")
+
+
+def _list_to_json(values: list[Any], groups: dict[str, RolloutGroup]) -> Any:
+    if values and all(type(each) is RolloutGroup for each in values):  # a mini-batch
+        groups.update((each.prompt.uid, each) for each in values)
+        return {"groups": [each.prompt.uid for each in values]}
+    return [to_json(each, groups) for each in values]
+
+
+def _pairs(mapping: Mapping[Any, Any], groups: dict[str, RolloutGroup]) -> list[list[Any]]:
+    return [[to_json(key, groups), to_json(each, groups)] for key, each in mapping.items()]
 
 
 def from_json(value: Any, references: References) -> Any:
@@ -99,6 +115,8 @@ def from_json(value: Any, references: References) -> Any:
         return np.frombuffer(base64.b64decode(data), dtype=np.dtype(dtype)).reshape(shape)
     if name == "group":
         return references.group_of(content)
+    if name == "groups":
+        return [references.group_of(uid) for uid in content]
     if name == "prompt":
         return references.prompt_of(content)
     cls = _DATACLASSES[name]

@@ -62,9 +62,8 @@ def describe(
     state: RunState, scheduler: Scheduler, work: WorkList, decided: Decided
 ) -> tuple[Any, dict[str, RolloutGroup]]:
     """Return the state as JSON, and the groups that it names, by uid; under the coordinator's lock."""
-    decided.notes = {
-        index: note for index, note in decided.notes.items() if index in {*work.indices, decided.assembled}
-    }
+    used = {*work.indices, decided.assembled}
+    decided.notes = {index: note for index, note in decided.notes.items() if index in used}
     steps = {note.step for note in decided.notes.values() if isinstance(note, TrainNote)}
     closed = state.stats.kept()
     state.flow.plans.keep(steps | closed["dropped"].keys() | state.flow.used_plan)

@@ -58,7 +58,7 @@ class TrainingReports:
             self._state.fail(str(error))
         if report.error is not None:
             self._leasing.remove(report.producer, f"version {report.policy_version}: {report.error}")
-        self._state.record_sync()
+        self._state.record_sync(producers=(report.producer,))
 
     def saved(self, step: int, path: str) -> None:
         """Record that a checkpoint is complete."""

@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 class BackgroundWriter:
     """Run jobs one after another; all methods may be called from any thread."""
 
-    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
-        """Take a callback, which is called in the writer's thread after each job."""
-        self._on_change = on_change
+    def __init__(self, on_change: Callable[[], None] = lambda: None, *, name: str = "writer") -> None:
+        """Take a callback, which is called in the writer's thread after each job, and the thread's name."""
+        self._on_change, self._name = on_change, name
         self._changed = threading.Condition()
         self._jobs: deque[Callable[[], None]] = deque()
         self._num_unfinished = 0  # jobs, including the running one
@@ -37,7 +37,7 @@ class BackgroundWriter:
             self._jobs.append(job)
             self._num_unfinished += 1
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 

@@ -1,12 +1,14 @@
 """Test that a damaged ledger gives the records before the damage or an error, and never a wrong record."""
 
 import random
+import threading
 from functools import partial
 
 import numpy as np
 import pytest
 
 from coati_rl.batching.packed_group import PackedGroup, as_packed
+from coati_rl.checkpoint import ledger_writer
 from coati_rl.checkpoint.ledger_files import (
     append,
     begin_segment,
@@ -198,7 +200,7 @@ class TestWriter:
 
     def test_past_the_limit_decisions_are_written_and_groups_are_not_until_a_checkpoint(self, directory, caplog):
         writer = self.started(directory, max_bytes=300)
-        add = partial(writer.append, is_group=True)
+        add = partial(writer.append, group_bytes=150)
         for number in range(4):
             add(Record(kind="finished", fields={"uid": number}, body=random.Random(number).randbytes(150)).to_bytes)
         writer.append(record(9).to_bytes)
@@ -212,6 +214,31 @@ class TestWriter:
         add(record(5).to_bytes)
         writer.flush(timeout_s=10)
         assert uids(segment_of(directory, 2)) == ["checkpoint", "train-5.0"]
+
+    def test_groups_that_wait_for_a_slow_disk_are_bounded(self, directory, monkeypatch):
+        monkeypatch.setattr(ledger_writer, "_MAX_BYTES_QUEUED", 250)
+        writer, is_slow = self.started(directory), threading.Event()
+
+        def encode():
+            assert is_slow.wait(10)
+            return record(1).to_bytes()
+
+        numbers = [writer.append(encode, group_bytes=100) for _ in range(4)]
+        entered = []
+
+        def add():
+            with writer.room(100, timeout_s=10):
+                entered.append(writer.append(encode, group_bytes=100))
+
+        waiting = threading.Thread(target=add)
+        waiting.start()
+        waiting.join(0.1)
+        assert entered == [] and writer.num_durable < numbers[0]
+        is_slow.set()
+        waiting.join(10)
+        assert entered == [numbers[-1] + 1]
+        writer.flush(timeout_s=10)
+        assert uids(segment_of(directory, 1)) == ["start", *["train-1.0"] * 5]
 
     def test_a_disk_that_is_full_is_a_problem_and_what_was_written_stays(self, directory, monkeypatch):
         import errno

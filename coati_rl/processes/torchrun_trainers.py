@@ -42,7 +42,7 @@ def with_torchrun(config: Job, world: TorchrunWorld) -> Job:
     config = config.with_changes(num_trainers=size)
     if config.needs_ray:
         raise ConfigError(
-            "torchrun: the command needs Ray (--master_address, or a model that has devices of its own); start it once, "
+            "torchrun: the job needs Ray (--master_address, or a model that has devices of its own); start it once, "
             f"without torchrun, with -t {size}"
         )
     return config

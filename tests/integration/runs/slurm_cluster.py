@@ -63,7 +63,9 @@ class SlurmCluster:
             for number, address in enumerate(ADDRESSES, 1)
         )
         conf = self.directory / "slurm.conf"
-        conf.write_text(_CONF.format(host=os.uname().nodename, head=ADDRESSES[0], directory=self.directory, nodes=nodes))
+        conf.write_text(
+            _CONF.format(host=os.uname().nodename, head=ADDRESSES[0], directory=self.directory, nodes=nodes)
+        )
         self.environment = {**self.world.environment, "SLURM_CONF": str(conf)}
         places = [
             f"--{name}={self.directory}/munge.{kind}"

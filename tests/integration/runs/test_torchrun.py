@@ -122,10 +122,10 @@ def test_two_nodes_have_the_weights_of_one(namespaces, start_run, job_flags, tmp
     assert alone.wait() == 0, alone.text()
     run_dir = tmp_path / "two"
     job = [*TORCHRUN, "--nnodes", "2", WHERE, "1", "--master-addr", ADDRESSES[0], "--master-port", "29511"]
+    given = [*map(str, without_t(flags)), "--run-dir", str(run_dir)]
     started = [
         subprocess.Popen(
-            [*namespaces.enter(node), sys.executable, *job, "--node-rank", str(node), "-m", "consumer"]
-            + [*map(str, without_t(flags)), "--run-dir", str(run_dir)],
+            [*namespaces.enter(node), sys.executable, *job, "--node-rank", str(node), "-m", "consumer", *given],
             env=namespaces.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,4 +1,4 @@
-"""Create two nodes on one machine: two connected network namespaces, where wanted with a raylet of one Ray cluster each.
+"""Create two nodes on one machine: connected network namespaces, where wanted with a raylet of one Ray cluster each.
 
 Nothing in them is reached from outside, and their loopbacks are not each other's: whoever gives away a wrong address is
 not found. Processes, the file system and the cores are shared. Needs no rights but those of making user namespaces.

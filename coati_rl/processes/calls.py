@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,8 @@ class CallServer:
             raise ConfigError(
                 f"TMPDIR {directory.parent}: {excess} characters too long for the path of a socket; set TMPDIR=/tmp"
             )
-        self._listener = Listener((address, 0) if address else path, backlog=64, authkey=key)
+        self._listener = Listener((address, 0) if address else path, backlog=64)
+        self._key = key
         where = self._listener.address  # a path, or an address and its port
         self.invitation = json.dumps({"address": where, "key": key.hex()})  # one line, for the callers alone
         self._is_closed = False
@@ -55,12 +56,15 @@ class CallServer:
 
     def _accept(self) -> None:
         while not self._is_closed:
-            with suppress(OSError, EOFError, AuthenticationError):  # of a caller that is gone, or of none of ours
+            with suppress(OSError):
                 connection = self._listener.accept()
                 threading.Thread(target=self._answer, args=(connection,), name="call", daemon=True).start()
 
     def _answer(self, connection: "Connection[Any, Any]") -> None:
-        with connection, suppress(OSError, EOFError):  # the caller has ended
+        # The caller has ended, or is none of ours. One that says nothing waits in a thread of its own.
+        with connection, suppress(OSError, EOFError, AuthenticationError):
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
             while True:
                 name, method, arguments, options = connection.recv()
                 try:

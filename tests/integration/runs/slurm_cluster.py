@@ -80,10 +80,10 @@ class SlurmCluster:
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.5)
 
-    def call(self, *command: str, node: int = 0) -> str:
+    def call(self, *command: str, node: int = 0, cwd: Path = Path("/")) -> str:
         """Run a command on a node, and return what it prints."""
         done = subprocess.run(
-            [*self.world.enter(node), *command],
+            [*self.world.enter(node), "sh", "-c", 'cd "$0" && exec "$@"', cwd, *command],
             env=self.environment,
             capture_output=True,
             text=True,

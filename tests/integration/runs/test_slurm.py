@@ -26,13 +26,13 @@ def cluster():
 class Job:
     """A job of the script."""
 
-    def __init__(self, cluster, arguments, run_dir):
+    def __init__(self, cluster, arguments, run_dir, *, cwd=ROOT):
         self.cluster, self.run_dir, self.output = cluster, run_dir, run_dir.with_suffix(".out")
         cluster.environment |= {"COATI_HEAD_ADDRESS": ADDRESSES[0], "PYTHONPATH": str(ROOT)}
         script = str(ROOT / "scripts" / "slurm.sh")
         flags = [str(each) for each in (*arguments, "--run-dir", run_dir, "--device", "cpu")]
-        submit = ("sbatch", "--parsable", "--nodes=2", f"--chdir={ROOT}", f"--output={self.output}", script)
-        self.number = cluster.call(*submit, *flags).strip()
+        submit = ("sbatch", "--parsable", "--nodes=2", f"--output={self.output}", script)
+        self.number = cluster.call(*submit, *flags, cwd=cwd).strip()
 
     def state(self):
         """Such as RUNNING, and the exit code and signal."""
@@ -81,6 +81,12 @@ def test_a_run_spreads_over_the_nodes_and_its_exit_code_is_the_jobs(cluster, mak
 def test_a_mistake_in_the_flags_is_the_jobs_exit_code(cluster, make_tiny, flags, tmp_path):
     job = Job(cluster, [*flags(make_tiny(tied=True)), "-ptp", 64], tmp_path / "run")
     assert job.end() == ("FAILED", "2:0"), job.text()
+
+
+def test_a_job_that_was_not_submitted_from_the_root_says_so_at_once(cluster, tmp_path):
+    job = Job(cluster, [], tmp_path / "run", cwd=tmp_path)
+    assert job.end() == ("FAILED", "2:0"), job.text()
+    assert "call sbatch in the root of the repository" in job.text()
 
 
 def test_the_signal_before_the_time_limit_saves_a_checkpoint(cluster, make_tiny, flags, tmp_path):

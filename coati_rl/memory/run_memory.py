@@ -271,13 +271,12 @@ def scorer_memory(
     shapes = [model_shape(each) for role, each in models.frozen.items() if role in remote_models(config)]
     if not shapes:
         return []
-    precision = resolve_precision(config, machine.device)
+    precision, count = resolve_precision(config, machine.device), config.parallel.ref_devices
     parts = {
         "parameters": sum(shape.num_weights for shape in shapes) * item_bytes(precision),
         "activations": max(layer_bytes(shape, size, precision, machine.device) for shape in shapes),
         "LM head": max(head_bytes(shape, size, precision, machine.device, is_trained=False) for shape in shapes),
     }
-    count = config.parallel.ref_devices
     return [ProcessMemory(name="scorer", count=count, parts=parts, host={"libraries": TRAINER_LIBRARIES})]
 
 

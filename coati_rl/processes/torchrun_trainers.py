@@ -21,7 +21,7 @@ from coati_rl.processes.trainer_process import PROGRAM
 from coati_rl.torchrun import TorchrunWorld
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
 
 Job = TypeVar("Job", bound=TrainingConfig)
 PREPARATION_S = 4 * 3600.0  # in which the first process has read the data; if it ends, torchrun ends the others
@@ -58,11 +58,11 @@ class TorchrunTrainers:
         self._invitation: Path | None = None
 
     @cached_property
-    def _store(self) -> "dist.TCPStore":
-        import torch.distributed as dist
+    def _store(self) -> "TCPStore":
+        from torch._C._distributed_c10d import TCPStore
 
-        timeout = timedelta(seconds=_MEET_S)
-        return dist.TCPStore(self._world.address, self._world.port, is_master=False, timeout=timeout)
+        world, timeout = self._world, timedelta(seconds=_MEET_S)
+        return TCPStore(world.address, world.port, is_master=False, wait_for_workers=False, timeout=timeout)
 
     def address(self) -> str:
         """Return the address of the first process as those of other machines reach it; empty if there are none.

@@ -1,10 +1,11 @@
-"""Build the wheel and the source distribution, install them in a new environment, and run commands from elsewhere."""
+"""Build the wheel and the source distribution, install the wheel elsewhere, and run its commands outside of the clone."""
 
 import json
 import os
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -38,21 +39,21 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"wheel": wheel, "source": source}
 
 
-@pytest.fixture(scope="module", params=["wheel", "source"])
-def environment(request: pytest.FixtureRequest, built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory):
+@pytest.fixture(scope="module")
+def environment(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The bin/ of an environment with the package installed, and an empty directory to work in.
 
     What it needs is not downloaded again: it sees the test environment's packages, but not its editable installation of
     this project, which a .pth file makes.
     """
-    folder = tmp_path_factory.mktemp(request.param)
+    folder = tmp_path_factory.mktemp("installed")
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
     for path in Path(next(each for each in sys.path if each.endswith("site-packages"))).iterdir():
         if not (site / path.name).exists() and "coati_rl" not in path.name and path.suffix != ".pth":
             (site / path.name).symlink_to(path)
-    installed = ("install", "--quiet", "--no-deps", "--no-build-isolation", built[request.param])
+    installed = ("install", "--quiet", "--no-deps", "--no-build-isolation", built["wheel"])
     call(python, "-m", "pip", *installed, cwd=folder)
     work = folder / "work"
     work.mkdir()
@@ -64,6 +65,20 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     call(sys.executable, ROOT / "scripts" / "make_tiny_model.py", folder / "model", cwd=folder)
     return folder / "model"
+
+
+def test_the_source_distribution_makes_the_same_wheel(built, tmp_path: Path) -> None:
+    call(
+        sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, built["source"],
+        cwd=tmp_path,
+    )  # fmt: skip
+    (again,) = tmp_path.glob("*.whl")
+    assert contents(again) == contents(built["wheel"])
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as file:
+        return {name: file.read(name) for name in file.namelist() if not name.endswith("RECORD")}
 
 
 def test_the_metadata_asks_for_engines_by_extra(environment) -> None:

@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import sys
+from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 Job = TypeVar("Job", bound=TrainingConfig)
 PREPARATION_S = 4 * 3600.0  # in which the first process has read the data; if it ends, torchrun ends the others
-_MEET_S = 600.0
+_CONNECT_S, _MEET_S = 60.0, 600.0  # to the store, which is there before the processes; for the other machines
 _NOTHING = "-"  # in place of a path: the command has ended without a run
 
 
@@ -61,7 +62,7 @@ class TorchrunTrainers:
     def _store(self) -> "TCPStore":
         from torch._C._distributed_c10d import TCPStore
 
-        world, timeout = self._world, timedelta(seconds=_MEET_S)
+        world, timeout = self._world, timedelta(seconds=_CONNECT_S)
         return TCPStore(world.address, world.port, is_master=False, wait_for_workers=False, timeout=timeout)
 
     def address(self) -> str:
@@ -88,7 +89,8 @@ class TorchrunTrainers:
 
     def close(self) -> None:
         """Remove the invitation; processes that still wait for one end."""
-        self._store.compare_set(f"{self._prefix}/invitation", "", _NOTHING)
+        with suppress(RuntimeError):  # torchrun has ended, and its store
+            self._store.compare_set(f"{self._prefix}/invitation", "", _NOTHING)
         if self._invitation is not None:
             self._invitation.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Build the wheel and the source distribution, install the wheel elsewhere, and run its commands outside of the clone."""
+"""Build the wheel and the source distribution, install the wheel, and run its commands outside of the clone."""
 
 import json
 import os

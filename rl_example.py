@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from coati_rl.config import Config
 from coati_rl.config.cli import parse
 from coati_rl.config.installed import with_installed
+from coati_rl.config.launchers import with_launcher
 from coati_rl.config.rules import check
 from coati_rl.driver.command import exit_code_of, plan_or_launch
 from coati_rl.preflight.prepared import unchecked
@@ -34,7 +35,8 @@ def main(argv: Sequence[str], scratch: Path) -> int:
 
     def body() -> None:
         config, is_dry_run = parse(argv)
-        config = with_installed(config, functools.partial(print_lines, prog=config.prog()))
+        say = functools.partial(print_lines, prog=config.prog())
+        config = with_launcher(with_installed(config, say), say)
         check(config)
         probe_outputs(config)
         _run(config, is_dry_run, scratch)

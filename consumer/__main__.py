@@ -15,11 +15,14 @@ from coati_rl.config.installed import with_installed
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.driver.command import exit_code_of, plan_or_launch
+from coati_rl.errors import CoatiError
 from coati_rl.processes.actor_classes import ActorClasses
 from coati_rl.processes.exit_messages import print_lines
 from coati_rl.processes.run_dir import probe_outputs
 from coati_rl.processes.subreaper import run_under_subreaper
+from coati_rl.processes.torchrun_trainers import TorchrunTrainers, with_torchrun
 from coati_rl.processes.trainer_process import Spawned, early_trainers
+from coati_rl.torchrun import TorchrunWorld, torchrun_world
 from consumer.environment import trainer_environment
 from consumer.merge_command import export_run
 
@@ -42,13 +45,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(job: type[OfflineConfig], arguments: Sequence[str]) -> int:
-    """Run a job in a child process that leaves nothing behind; returns the exit code."""
+    """Run a job in a child process that leaves nothing behind, or as one of torchrun's; returns the exit code."""
+    world = torchrun_world()
+    if world is not None and world.rank > 0:
+        return _follow(world)
     return run_under_subreaper(functools.partial(_main, job, arguments), prog=job.prog())
 
 
 def _main(job: type[OfflineConfig], arguments: Sequence[str], scratch: Path) -> int:
+    world = torchrun_world()
+
     def body() -> None:
         config, is_dry_run = parse_job(arguments, job)
+        if world is not None:
+            config = with_torchrun(config, world)
         config = with_installed(config, functools.partial(print_lines, prog=job.prog()))
         check_offline(config)
         probe_outputs(config)
@@ -58,7 +68,19 @@ def _main(job: type[OfflineConfig], arguments: Sequence[str], scratch: Path) -> 
         with early_trainers(config, trainer_environment, scratch, modules=_LIBRARIES) as early:
             _run(config, early, is_dry_run=False, scratch=scratch)
 
-    return exit_code_of(body, scratch, prog=job.prog())
+    try:
+        return exit_code_of(body, scratch, prog=job.prog())
+    finally:
+        if world is not None:
+            TorchrunTrainers(world).close()  # ends the others, if nothing was started
+
+
+def _follow(world: TorchrunWorld) -> int:
+    try:
+        return TorchrunTrainers(world).follow(_LIBRARIES)
+    except CoatiError as error:
+        print_lines(str(error), prog="python -m consumer")
+        return 1
 
 
 def _run(config: OfflineConfig, early: Sequence[Spawned], *, is_dry_run: bool, scratch: Path) -> None:

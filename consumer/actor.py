@@ -73,8 +73,8 @@ class TrainerActor:
         """
         from consumer.parallel.process_group import open_listener, private_store_location
 
-        address, port = own_address(self._config), self._config.cluster.master_port
-        if port == 0 and not self._config.cluster.master_address:
+        address, port = self._context.address or own_address(self._config), self._config.cluster.master_port
+        if port == 0 and not self._config.cluster.master_address and not self._context.address:
             return private_store_location(address)
         self._listener = open_listener(address, port)
         return StoreLocation(address=address, port=int(self._listener.getsockname()[1]))

@@ -19,6 +19,10 @@ bin="$repository/.venv/bin"
 cd -- "$repository"
 
 say() { printf '[slurm] %s\n' "$*"; }
+[[ -x "$bin/ray" && -f rl_example.py ]] || {
+    say "$repository has no .venv with Ray, or no rl_example.py: call sbatch in the root of the repository" >&2
+    exit 2
+}
 
 # Create a token for this job; the cluster refuses connections without it. Job steps inherit these variables.
 private="$repository/runs/.slurm-${SLURM_JOB_ID:?}-${SLURM_RESTART_COUNT:-0}"
@@ -57,6 +61,7 @@ wait_for_nodes() { # number
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="CRITICAL")
 print(sum(node["Alive"] for node in ray.nodes()))' "$address:$port" 2>/dev/null || echo 0)"
         ((alive >= $1)) && return
+        kill -0 "${steps[-1]}" 2>/dev/null || break # it has ended, and its nodes will not join
         sleep 2
     done
     say "$alive of $1 nodes joined the Ray cluster at $address:$port within $deadline_s s; the last lines of its log:" >&2

@@ -6,6 +6,7 @@ a missing package is replaced with a warning; the same value written by the user
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.util import find_spec
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ from coati_rl.config.sections import JobConfig
 from coati_rl.errors import ConfigError
 
 Job = TypeVar("Job", bound=JobConfig)
+COMPANIONS = ("torchvision", "torchaudio", "torchcodec")  # of torch, which vLLM asks for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +27,7 @@ class _Need:
     instead: str
     flag: str
     what_changes: str
+    how: str  # it is installed
 
 
 _NEEDS = (
@@ -35,6 +38,7 @@ _NEEDS = (
         instead="fsdp2",
         flag="--plugin",
         what_changes="without -pp and -zero",
+        how="coati-rl install-engines",
     ),
     _Need(
         field="backend",
@@ -43,6 +47,7 @@ _NEEDS = (
         instead="transformers",
         flag="-b",
         what_changes="a slower engine",
+        how="pip install 'coati-rl[cpu]' or 'coati-rl[gpu]'",
     ),
 )
 
@@ -55,6 +60,8 @@ def with_installed(config: Job, say: Callable[[str], None]) -> Job:
         say: prints a warning.
     Raises: ConfigError for a value that the user has written and whose package is missing.
     """
+    if foreign := foreign_builds():
+        say(f"warning: {', '.join(foreign)} may be of another torch; if an import fails: coati-rl install-engines")
     section_of = config.section_of()
     for need in _NEEDS:
         section = getattr(config, section_of.get(need.field, ""), None)
@@ -64,8 +71,31 @@ def with_installed(config: Job, say: Callable[[str], None]) -> Job:
         if section is not None and need.field in section.model_fields_set:
             raise ConfigError(
                 f"{need.flag} {need.value}: {missing}; use {need.flag} {need.instead}, {need.what_changes}, or install "
-                "it: source scripts/environment.sh in a clone, docs/install.md for an environment of your own"
+                f"it: source scripts/environment.sh in a clone, {need.how} elsewhere (docs/install.md)"
             )
         say(f"warning: {missing}: {need.flag} {need.instead} is taken, {need.what_changes} (docs/install.md)")
         config = config.with_changes(**{need.field: need.instead})
     return config
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def foreign_builds() -> list[str]:
+    """Return torch's companions whose build is marked otherwise than torch's, such as 0.28.0 beside 2.13.0+cpu.
+
+    transformers imports them where they are installed, and fails if they are of another torch.
+    """
+    build = _build(installed_version("torch") or "")
+    found = {name: installed_version(name) for name in COMPANIONS}
+    return [f"{name} {version}" for name, version in found.items() if version and _build(version) != build]
+
+
+def _build(version: str) -> str:
+    """Return the local part of a version: cpu of 2.13.0+cpu."""
+    return version.partition("+")[2]

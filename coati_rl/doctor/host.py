@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from coati_rl import __version__
+from coati_rl.config.installed import foreign_builds
 from coati_rl.disk import free_bytes, probe, size_text
 from coati_rl.doctor.machine_check import Result
 from coati_rl.errors import ConfigError
@@ -42,7 +43,14 @@ def packages(locks: Path = _LOCKS, installed: Mapping[str, str] | None = None) -
             return Result(
                 status="fail", evidence=f"missing: {', '.join(missing)}", remedy=f"pip install {' '.join(missing)}"
             )
-        return Result(status="ok", evidence=f"coati-rl {__version__}, Python {python}; no lock beside the package")
+        evidence = f"coati-rl {__version__}, Python {python}; no lock beside the package"
+        if installed is None and (foreign := foreign_builds()):
+            return Result(
+                status="warn",
+                evidence=f"{evidence}; {', '.join(foreign)} may be of another torch",
+                remedy="coati-rl install-engines",
+            )
+        return Result(status="ok", evidence=evidence)
     apart = [
         f"{name} {found[name]} ({version})" for name, version in wanted.items() if found.get(name, version) != version
     ]

@@ -1,4 +1,4 @@
-"""Run a job on a dataset on this machine without Ray: trainers are child processes, the coordinator is in the driver.
+"""Run a job on a dataset without Ray: trainers are child processes, or torchrun's; the coordinator is in the driver.
 
 Consumes: a prepared job. Produces: what the supervisor watches, see `Actors`. The trainers are the classes of a run,
 with the same environment, cores, logs, heartbeats and deadlines; `local_trainer` is what runs in their processes.
@@ -22,8 +22,10 @@ from coati_rl.processes.calls import CallServer
 from coati_rl.processes.hangs import HangTimeouts
 from coati_rl.processes.heartbeats import Heartbeat, Heartbeats
 from coati_rl.processes.run_dir import RunPaths, checkpoint_bytes
+from coati_rl.processes.torchrun_trainers import TorchrunTrainers
 from coati_rl.processes.trainer_process import TrainerProcess, environment_of, newer_beat, spawn
 from coati_rl.text import count
+from coati_rl.torchrun import num_local, torchrun_world
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +107,10 @@ class LocalActors:
         self.producers: dict[int, TrainerProcess] = {}
         self.reward_models: list[TrainerProcess] = []
         self.scorers: list[TrainerProcess] = []
+        world = torchrun_world()
+        self._torchrun = None if world is None else TorchrunTrainers(world)
+        self._address = "" if self._torchrun is None else self._torchrun.address()
+        self._run_dir = paths.run_dir
         config, resume = prepared.config, prepared.resume
         size = checkpoint_bytes(config, prepared.plan.precision)
         self.heartbeats = Heartbeats(
@@ -127,7 +133,7 @@ class LocalActors:
         )
         self.trainers = self._registry.trainers
         objects = {"registry": (self._registry, _REGISTRY_CALLS), "coordinator": (self.coordinator, _COORDINATOR_CALLS)}
-        self._calls = CallServer(objects, scratch)
+        self._calls = CallServer(objects, scratch, address=self._address)
 
     def start(self, on_status: Callable[[str], None] = lambda text: None) -> None:
         """Start all trainers and wait until they have loaded the model.
@@ -135,8 +141,15 @@ class LocalActors:
         Args:
             on_status: gets, every two seconds, how many of them are ready.
         """
-        for rank, job in enumerate(self._registry.jobs):
-            self._start(job, rank)
+        environments = [self._environment(rank) for rank in range(len(self._registry.jobs))]
+        if self._torchrun is None:
+            for rank, environment in enumerate(environments):
+                self._start(rank, environment)
+        else:
+            for rank, job in enumerate(self._registry.jobs):  # before they can call
+                self.trainers[rank] = TrainerProcess(name=job.context.name, spawned=None)
+            self._start(0, environments[0])
+            self._torchrun.invite(self._calls.invitation, environments, self._run_dir)
         deadline, said = time.monotonic() + START_TIMEOUT_S, time.monotonic()
         while loading := [each for each in self.trainers.values() if not each.is_started]:
             for trainer in loading:
@@ -175,13 +188,21 @@ class LocalActors:
         for trainer in self.trainers.values():
             trainer.end()
         self._calls.close()
+        if self._torchrun is not None:
+            self._torchrun.close()
 
-    def _start(self, job: TrainerJob, rank: int) -> None:
-        """Give a trainer its job: the process that was started early, if its variables have turned out right."""
-        config, plan, context = self._prepared.config, self._prepared.plan, job.context
+    def _environment(self, rank: int) -> dict[str, str]:
+        """Return the variables of a trainer's process."""
+        config, plan = self._prepared.config, self._prepared.plan
         trainer_class: Any = self._classes.trainer
         own = trainer_class.environment(config, plan.device)
-        environment = environment_of(config, rank, plan.device, plan.precision, own)
+        if self._address:
+            own.pop("GLOO_SOCKET_IFNAME", None)  # the loopback interface; the process group finds the right one
+        return environment_of(config, rank, plan.device, plan.precision, own)
+
+    def _start(self, rank: int, environment: dict[str, str]) -> None:
+        """Give a trainer its job: the process that was started early, if its variables have turned out right."""
+        context = self._registry.jobs[rank].context
         spawned = next((each for each in self._classes.early_trainers[rank : rank + 1]), None)
         if is_new := spawned is None or spawned.environment != environment:
             context.log_dir.mkdir(parents=True, exist_ok=True)
@@ -198,12 +219,13 @@ class LocalActors:
         )
 
     def _context(self, rank: int, paths: RunPaths) -> ActorContext:
-        plan = self._prepared.plan
+        plan, num_slots = self._prepared.plan, num_local(self._prepared.config.parallel.num_trainers)
         return ActorContext(
             name=f"trainer-{rank}",
             log_dir=paths.logs,
             device=plan.device,
             dtype="bfloat16" if plan.precision == "bf16" else "float32",
-            slot=rank,
-            num_slots=self._prepared.config.parallel.num_trainers,
+            slot=rank % num_slots,
+            num_slots=num_slots,
+            address=self._address,
         )

@@ -16,6 +16,7 @@ from coati_rl.memory.forecast import Forecast, ProcessMemory
 from coati_rl.memory.model_shape import ModelShape, model_shape
 from coati_rl.memory.trainer import ADAM_MOMENTS, Parts, TrainerLayout, offloaded_bytes, trained_bytes, trainer_parts
 from coati_rl.plugins import is_plugin
+from coati_rl.torchrun import is_one_machine
 from coati_rl.transport.manifest import DEFAULT_BUCKET_BYTES
 from coati_rl.transport.rendezvous import CollectiveBackend
 from coati_rl.types import Device
@@ -270,13 +271,12 @@ def scorer_memory(
     shapes = [model_shape(each) for role, each in models.frozen.items() if role in remote_models(config)]
     if not shapes:
         return []
-    precision = resolve_precision(config, machine.device)
+    precision, count = resolve_precision(config, machine.device), config.parallel.ref_devices
     parts = {
         "parameters": sum(shape.num_weights for shape in shapes) * item_bytes(precision),
         "activations": max(layer_bytes(shape, size, precision, machine.device) for shape in shapes),
         "LM head": max(head_bytes(shape, size, precision, machine.device, is_trained=False) for shape in shapes),
     }
-    count = config.parallel.ref_devices
     return [ProcessMemory(name="scorer", count=count, parts=parts, host={"libraries": TRAINER_LIBRARIES})]
 
 
@@ -288,7 +288,7 @@ def run_forecast(
         device=machine.device,
         processes=tuple(processes),
         shared=shared or {},
-        is_one_host=not config.cluster.master_address,
+        is_one_host=not config.cluster.master_address and is_one_machine(),
         takes_turns=config.takes_turns,
     )
 

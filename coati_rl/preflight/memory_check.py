@@ -20,6 +20,7 @@ from coati_rl.memory.nearest import Change, Fits, largest_that_fits, nearest_cha
 from coati_rl.memory.run_memory import Machine
 from coati_rl.memory.trainer import HEAP, Parts
 from coati_rl.preflight.resources import Job, gpu_bytes
+from coati_rl.torchrun import is_one_machine
 from coati_rl.types import Device
 
 RECOMPUTED = Change(flags="--gradient-checkpointing", values={"gradient_checkpointing": True})
@@ -232,8 +233,9 @@ def this_machine(config: TrainingConfig, device: Device, gpu_memory: int | None 
 
 def host_memory(config: TrainingConfig, device: Device) -> int | None:
     """Return the bytes that a run can take on this machine; None if it will run elsewhere."""
-    is_elsewhere = config.cluster.master_address or (device == "cuda" and gpu_bytes(config) is None)
-    return None if is_elsewhere else available_bytes()
+    if config.cluster.master_address or not is_one_machine() or (device == "cuda" and gpu_bytes(config) is None):
+        return None
+    return available_bytes()
 
 
 def passes(rules: Callable[[Any], None], *others: Callable[[Any], None]) -> Callable[[Any], bool]:

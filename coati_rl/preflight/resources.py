@@ -11,6 +11,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapter_files import is_adapter
 from coati_rl.reading.chat_template import now, set_chat_template, set_variables, writes_date
 from coati_rl.reading.conversations import NO_OPTIONS
+from coati_rl.torchrun import num_local
 from coati_rl.types import Device
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def find_device(
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if cluster.device == "cpu" or (cluster.device == "auto" and not available and not cluster.master_address):
         return "cpu", []
-    if cluster.master_address or available >= config.num_devices:
+    if cluster.master_address or available >= num_local(config.num_devices):
         return "cuda", []  # a cluster's GPUs are counted when it is joined
     message = f"{needed}, this machine has {available}"
     if is_dry_run:
@@ -55,7 +56,7 @@ def gpu_bytes(config: TrainingConfig) -> int | None:
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if config.cluster.master_address or count < config.num_devices:
+    if config.cluster.master_address or count < num_local(config.num_devices):
         return None
     return min((torch.cuda.get_device_properties(index).total_memory for index in range(count)), default=None)
 

@@ -27,6 +27,7 @@ class ActorContext:
     slot: int  # number of this actor among those of its machine
     num_slots: int  # actors that share the machine
     gpus: tuple[int, ...] = ()  # of the machine, that this actor shares with others; empty: those that Ray gives it
+    address: str = ""  # of rank 0's machine, for the trainers of others; empty: they are all here, or Ray knows it
     server: str = ""  # URL of a producer's engine; empty: it makes its own
 
 

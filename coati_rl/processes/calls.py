@@ -1,4 +1,4 @@
-"""Let processes of this machine call objects of another one, over a socket in a private directory.
+"""Let processes call objects of another one, over a socket in a private directory or, between machines, over TCP.
 
 Each thread of a caller has a connection and each connection a thread, so that a call may wait. What is sent is pickled:
 both ends hold a key, without which nothing is read.
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +23,29 @@ _MAX_SOCKET_PATH = 107  # bytes, of Linux
 class CallServer:
     """Answer calls on background threads."""
 
-    def __init__(self, objects: Mapping[str, tuple[object, Sequence[str]]], directory: Path) -> None:
+    def __init__(
+        self, objects: Mapping[str, tuple[object, Sequence[str]]], directory: Path, *, address: str = ""
+    ) -> None:
         """Listen in a directory that no other user may enter.
 
         Args:
             objects: by name, each with the names of the methods that may be called, from any thread.
             directory: for the socket.
+            address: of this machine, to listen there instead, for callers of other machines that have the key.
         Raises: ConfigError if the directory's path is too long for a socket's.
         """
         self._methods = {
             (name, method): getattr(target, method) for name, (target, methods) in objects.items() for method in methods
         }
-        address, key = str(directory / "calls"), secrets.token_bytes(32)
-        if (excess := len(os.fsencode(address)) - _MAX_SOCKET_PATH) > 0:
+        path, key = str(directory / "calls"), secrets.token_bytes(32)
+        if not address and (excess := len(os.fsencode(path)) - _MAX_SOCKET_PATH) > 0:
             raise ConfigError(
                 f"TMPDIR {directory.parent}: {excess} characters too long for the path of a socket; set TMPDIR=/tmp"
             )
-        self._listener = Listener(address, family="AF_UNIX", backlog=64, authkey=key)
-        self.invitation = json.dumps({"address": address, "key": key.hex()})  # one line, for the callers alone
+        self._listener = Listener((address, 0) if address else path, backlog=64)
+        self._key = key
+        where = self._listener.address  # a path, or an address and its port
+        self.invitation = json.dumps({"address": where, "key": key.hex()})  # one line, for the callers alone
         self._is_closed = False
         threading.Thread(target=self._accept, name="calls", daemon=True).start()
 
@@ -51,12 +56,15 @@ class CallServer:
 
     def _accept(self) -> None:
         while not self._is_closed:
-            with suppress(OSError, EOFError, AuthenticationError):  # of a caller that is gone, or of none of ours
+            with suppress(OSError):
                 connection = self._listener.accept()
                 threading.Thread(target=self._answer, args=(connection,), name="call", daemon=True).start()
 
     def _answer(self, connection: "Connection[Any, Any]") -> None:
-        with connection, suppress(OSError, EOFError):  # the caller has ended
+        # The caller has ended, or is none of ours. One that says nothing waits in a thread of its own.
+        with connection, suppress(OSError, EOFError, AuthenticationError):
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
             while True:
                 name, method, arguments, options = connection.recv()
                 try:
@@ -82,8 +90,9 @@ class Caller:
 
     def _call(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if not hasattr(self._own, "connection"):
+            address = self._invited["address"]
             self._own.connection = Client(
-                self._invited["address"], family="AF_UNIX", authkey=bytes.fromhex(self._invited["key"])
+                address if isinstance(address, str) else tuple(address), authkey=bytes.fromhex(self._invited["key"])
             )
         self._own.connection.send((self._name, method, arguments, options))
         has_succeeded, answer = self._own.connection.recv()

@@ -18,9 +18,10 @@ from coati_rl.errors import CoatiError, PeerLostError
 from coati_rl.processes.actor_process import device_environment
 from coati_rl.processes.heartbeats import Heartbeat, end_process
 from coati_rl.processes.interrupts import blocked_in_children
+from coati_rl.torchrun import num_local, torchrun_world
 from coati_rl.types import Device
 
-_PROGRAM = "from coati_rl.processes.local_trainer import main; main()"
+PROGRAM = "from coati_rl.processes.local_trainer import main; main()"
 _END_S = 10.0  # for a killed process to be gone
 _GPU_DRIVER = Path("/dev/nvidiactl")
 
@@ -51,7 +52,7 @@ def spawn(rank: int, environment: dict[str, str], log: Path, *, modules: Sequenc
     """
     with log.open("ab") as output, blocked_in_children():
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(rank), str(os.getpid()), *modules],
+            [sys.executable, "-c", PROGRAM, str(rank), str(os.getpid()), *modules],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -65,12 +66,13 @@ def environment_of(
     config: TrainingConfig, rank: int, device: Device, precision: str, own: dict[str, str]
 ) -> dict[str, str]:
     """Return the variables of a trainer's process besides the driver's. `own`: those of its class."""
-    num_threads = max(1, len(os.sched_getaffinity(0)) // config.parallel.num_trainers)
+    num_slots = num_local(config.parallel.num_trainers)
+    num_threads = max(1, len(os.sched_getaffinity(0)) // num_slots)
     return {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": str(num_threads),
         "TOKENIZERS_PARALLELISM": "false",
-        **({"CUDA_VISIBLE_DEVICES": _gpu(rank)} if device == "cuda" else {}),
+        **({"CUDA_VISIBLE_DEVICES": _gpu(rank % num_slots)} if device == "cuda" else {}),
         **device_environment(device, precision),
         **own,
     }
@@ -96,7 +98,7 @@ def early_trainers(
     spawned: list[Spawned] = []
     is_on_cpu = config.cluster.device == "cpu" or (config.cluster.device == "auto" and not _GPU_DRIVER.exists())
     if is_on_cpu and not config.needs_ray:
-        for rank in range(config.parallel.num_trainers):
+        for rank in range(config.parallel.num_trainers if torchrun_world() is None else 1):
             variables = environment_of(config, rank, "cpu", "", environment(config, "cpu"))
             spawned.append(spawn(rank, variables, scratch / f"trainer-{rank}.log", modules=modules))
     try:
@@ -108,10 +110,10 @@ def early_trainers(
 
 @dataclass(slots=True)
 class TrainerProcess:
-    """Implement `Member` with a process of this machine."""
+    """Implement `Member` with a process of this machine, or with one that torchrun has started."""
 
     name: str
-    spawned: Spawned
+    spawned: Spawned | None  # None: torchrun has started it, and ends it
     is_started: bool = False
     num_beats: int = 0
     beat: Heartbeat | None = None  # the last one
@@ -124,7 +126,7 @@ class TrainerProcess:
 
     def is_done(self) -> bool:
         """See `Member`."""
-        return self.outcome is not None or self.spawned.process.poll() is not None
+        return self.outcome is not None or (self.spawned is not None and self.spawned.process.poll() is not None)
 
     def result(self) -> int:
         """See `Member`."""
@@ -135,19 +137,22 @@ class TrainerProcess:
         return self.outcome
 
     def invite(self, invitation: str) -> None:
-        """Let the process begin."""
-        pipe = self.spawned.process.stdin
+        """Let a process that the driver has started begin."""
+        pipe = self.spawned.process.stdin if self.spawned is not None else None
         assert pipe is not None  # noqa: S101  as it is started
         with suppress(BrokenPipeError), pipe:  # it has ended: found by `is_done`
             pipe.write(f"{invitation}\n")
 
     def end(self) -> None:
         """Kill the process, with what it has started."""
+        if self.spawned is None:
+            return
         if self.spawned.process.poll() is None and self.beat is not None:
             end_process(self.beat.pid, self.beat.started_at)
         self.spawned.kill()
 
     def _how_it_ended(self) -> str:
+        assert self.spawned is not None  # noqa: S101  torchrun's is done when it has reported its end
         code = self.spawned.process.returncode
         if code >= 0:
             printed = self.spawned.log.read_text(encoding="utf-8", errors="replace").split("\n")

@@ -33,14 +33,16 @@ FOLDERS = ("coati", "coati_rl", "producer", "consumer", "rewards", "scripts", "t
 OTHERS_FLAGS = {
     "tensorboard": "--logdir",
     "pytest": "--all -k -m",  # --all is tests/conftest.py's
-    "pip, apt": "--upgrade --no-deps --require-hashes --index-url",
+    "pip, apt": "--upgrade --no-deps --require-hashes --index-url --extra-index-url",
     "mkdocs": "--strict",
     "ray start": "--head --port --node-ip-address --address --node-manager-port --object-manager-port --min-worker-port"
     " --max-worker-port",
     "sbatch, scancel": "--nodes --gpus-per-node --batch --signal",
     "python": "-c -I -S",
     "mypy": "--strict",
-    "torchrun": "--nproc-per-node",
+    "torchrun": "--nproc-per-node --nnodes --node-rank --master-addr --master-port",
+    "ray job submit": "--address --working-dir --runtime-env-json",
+    "docker": "--build-arg --rm --shm-size --gpus --ipc",
     "vllm serve": "--dtype --logprobs-mode --enable-scale-out --no-enable-chunked-prefill --max-num-batched-tokens"
     " --worker-extension-cls",
 }

@@ -1,6 +1,6 @@
 """Run a real vLLM server on the CPU, on loopback, as somebody else would start it for a run.
 
-The packages that only the server needs are not in the test environment: `scripts/vllm_server_packages.sh` installs them
+The packages that only the server needs are not in the test environment: `scripts/extra_packages.sh` installs them
 in a folder beside it, which is on the server's PYTHONPATH alone.
 """
 
@@ -93,5 +93,5 @@ class VllmServer:
 
 def server_packages() -> Path:
     """The folder of the packages that only the server needs, installed once."""
-    command = [str(REPOSITORY / "scripts" / "vllm_server_packages.sh"), sys.executable]
+    command = [str(REPOSITORY / "scripts" / "extra_packages.sh"), sys.executable, "vllm-server"]
     return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())

@@ -1,4 +1,4 @@
-"""Create two nodes on one machine: two connected network namespaces, each with a raylet of one Ray cluster.
+"""Create two nodes on one machine: connected network namespaces, where wanted with a raylet of one Ray cluster each.
 
 Nothing in them is reached from outside, and their loopbacks are not each other's: whoever gives away a wrong address is
 not found. Processes, the file system and the cores are shared. Needs no rights but those of making user namespaces.
@@ -20,7 +20,8 @@ from tests.integration.runs.conftest import ROOT, Run
 
 ADDRESSES = ("10.231.0.1", "10.231.0.2")
 _START_S = 240.0  # for a raylet on a busy machine; it takes 5 s on an idle one
-_UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+_UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+_OWN_USERS = ("--user", "--map-root-user")
 _SETUP = f"""
 set -e
 ip link set lo up
@@ -37,25 +38,15 @@ wait
 """
 
 
-class TwoNodes:
-    """The namespaces, and a head in the first; the second node comes and goes."""
+class TwoNamespaces:
+    """The namespaces."""
 
-    def __init__(self, num_cpus: int) -> None:
-        """`num_cpus`: of the head."""
-        self._scratch = Path(tempfile.mkdtemp(prefix="two-"))
-        token = self._scratch / "token"
-        token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(32))
-        self.environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(token),
-            "RAY_USAGE_STATS_ENABLED": "0",
-        }
+    def __init__(self, *, as_root: bool = False) -> None:
+        """`as_root`: with the rights of root outside of them, which daemons that change users need."""
+        self._own_users = not as_root
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         self._world = subprocess.Popen(
-            [*_UNSHARE, "bash", "-c", _SETUP],
+            [*_UNSHARE, *(_OWN_USERS if self._own_users else ()), "bash", "-c", _SETUP],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -64,12 +55,50 @@ class TwoNodes:
         (init,) = psutil.Process(self._world.pid).children()
         (second,) = (child for child in init.children() if child.cmdline()[0] == "second-node")
         self._holders = (init, second)
-        head = ("--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={self._scratch}/ray")
-        self._start_ray(0, num_cpus, *head)
 
     def enter(self, node: int) -> list[str]:
         """The beginning of a command line that runs on a node."""
-        return ["nsenter", "-t", str(self._holders[node].pid), "--user", "--net", "--pid", "--mount"]
+        users = ["--user"] if self._own_users else []
+        return ["nsenter", "-t", str(self._holders[node].pid), *users, "--net", "--pid", "--mount"]
+
+    def processes(self, node: int, name: str = "") -> list[psutil.Process]:
+        """Those of a node whose command line contains `name`."""
+        found = []
+        network = _network(self._holders[node])
+        for process in self._holders[0].children(recursive=True):
+            try:
+                if _network(process) == network and name in " ".join(process.cmdline()):
+                    found.append(process)
+            except (psutil.Error, OSError):  # it ended while we looked
+                continue
+        return [process for process in found if process != self._holders[1]]
+
+    def end(self) -> None:
+        """Kill everything in the namespaces, which end with it."""
+        family = self._holders[0].children(recursive=True)
+        self._world.kill()
+        self._world.wait(30)
+        _, alive = psutil.wait_procs(family, timeout=30)
+        assert alive == []
+
+
+class TwoNodes(TwoNamespaces):
+    """The namespaces, and a head in the first; the second node comes and goes."""
+
+    def __init__(self, num_cpus: int) -> None:
+        """`num_cpus`: of the head."""
+        super().__init__()
+        self._scratch = Path(tempfile.mkdtemp(prefix="two-"))
+        token = self._scratch / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        self.environment |= {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        head = ("--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={self._scratch}/ray")
+        self._start_ray(0, num_cpus, *head)
 
     def join(self, num_cpus: int) -> None:
         """Start the second node anew."""
@@ -90,30 +119,14 @@ class TwoNodes:
         )
         assert result.returncode == 0, result.stdout
 
-    def processes(self, node: int, name: str = "") -> list[psutil.Process]:
-        """Those of a node whose command line contains `name`."""
-        found = []
-        network = _network(self._holders[node])
-        for process in self._holders[0].children(recursive=True):
-            try:
-                if _network(process) == network and name in " ".join(process.cmdline()):
-                    found.append(process)
-            except (psutil.Error, OSError):  # it ended while we looked
-                continue
-        return [process for process in found if process != self._holders[1]]
-
     def run(self, arguments: list[object], run_dir: Path) -> "RunOnTwoNodes":
         """Start the command line on the first node."""
         return RunOnTwoNodes(self, [str(argument) for argument in arguments], run_dir)
 
     def end(self) -> None:
-        """Kill everything in the namespaces, which end with it."""
-        family = self._holders[0].children(recursive=True)
-        self._world.kill()
-        self._world.wait(30)
-        _, alive = psutil.wait_procs(family, timeout=30)
+        """Kill everything in the namespaces, and remove Ray's files."""
+        super().end()
         shutil.rmtree(self._scratch, ignore_errors=True)
-        assert alive == []
 
 
 class RunOnTwoNodes(Run):

@@ -1,9 +1,11 @@
 """Test calls between processes: answers, errors, calls that wait, and who is answered."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
+from multiprocessing import AuthenticationError
 from pathlib import Path
 
 import pytest
@@ -111,3 +113,20 @@ def test_a_directory_whose_path_is_too_long_for_a_socket_is_refused_with_the_rem
     long.mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"TMPDIR .*t{100}: \d+ characters too long .*; set TMPDIR=/tmp"):
         CallServer({}, long)
+
+
+def test_an_address_takes_the_place_of_the_directory_for_callers_of_other_machines(tmp_path):
+    class Adder:
+        def add(self, first, second):
+            return first + second
+
+    server = CallServer({"adder": (Adder(), ("add",))}, tmp_path, address="127.0.0.1")
+    try:
+        with socket.create_connection(json.loads(server.invitation)["address"]):  # a stranger, who says nothing
+            assert Caller(server.invitation, "adder").add(2, 3) == 5
+        wrong = json.dumps({**json.loads(server.invitation), "key": "00"})
+        with pytest.raises(AuthenticationError):
+            Caller(wrong, "adder").add(2, 3)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        server.close()

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.integration.engines.conftest import VOCAB_SIZE, make_tokenizer
 from tests.integration.engines.engine_process import hosted_engine
-from tests.integration.engines.harness import MAX_MODEL_LEN, Harness
+from tests.integration.engines.harness import MAX_MODEL_LEN, TIMEOUT_S, Harness, request
 
 PROMPT = tuple(range(40, 60))
 ROUTED = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
@@ -89,6 +89,7 @@ def test_experts_are_those_of_the_last_sync(harness: Harness) -> None:
     for sample in harness.complete(PROMPT, num_samples=4, temperature=0.7, seed=3):
         assert harness.logprob_gap(PROMPT, sample, temperature=0.7) < 1e-4
     check_routes_are_those_of_the_pass_of_each_token(harness)
+    check_tokens_keep_their_routes_when_new_weights_compute_them_again(harness)
 
 
 def routes_of(model: Any, token_ids: Sequence[int]) -> np.ndarray:
@@ -120,3 +121,22 @@ def check_routes_are_those_of_the_pass_of_each_token(harness: Harness) -> None:
             assert len(whole) - 1 <= len(sample.routes) <= len(whole)
             expected = routes_of(harness.models[harness.serving], whole[:-1])
             assert (np.sort(sample.routes[: len(whole) - 1], axis=-1) == expected).all()
+
+
+def check_tokens_keep_their_routes_when_new_weights_compute_them_again(harness: Harness) -> None:
+    prompts = {f"running {i}": [*range(30 + i, 60)] for i in range(4)}
+    for name, prompt in prompts.items():
+        harness.engine.submit(request(name, prompt, num_samples=4, seed=7, max_new_tokens=100))
+    for _ in range(2):
+        harness.sync(1 - harness.serving, in_flight=True)
+    num_mixed = 0
+    for name, prompt in prompts.items():
+        for sample in harness.engine.result(name, TIMEOUT_S).completions:
+            whole, versions = [*prompt, *sample.token_ids.tolist()], sample.policy_versions.tolist()
+            num_mixed += len({*versions}) > 1
+            of_version = {v: routes_of(harness.models[harness.checkpoint_of[v]], whole[:-1]) for v in {*versions}}
+            # The pass of a token gives the next one's log-probability; the prompt is of the first one's weights.
+            passes = [versions[0]] * (len(prompt) - 1) + versions
+            expected = np.stack([of_version[version][place] for place, version in enumerate(passes)])
+            assert (np.sort(sample.routes[: len(whole) - 1], axis=-1) == expected).all()
+    assert num_mixed > 0

@@ -25,35 +25,36 @@ MODEL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "m
 
 @pytest.fixture(scope="session")
 def make_tiny(tmp_path_factory, worker_id):
-    """(tied or not, answers in boxes or as programs, or as its system prompt asks) -> the directory of a Qwen3 that has
-    learned to guess among three answers, with tokenizer, chat template and prompt files.
+    """(tied or not, answers in boxes or as programs, or as its system prompt asks, with experts or without) -> the
+    directory of a Qwen3 that has learned to guess among three answers, with tokenizer, chat template and prompt files.
     """
     # Made once for all of xdist's workers, which share the parent of their base directories.
     base = tmp_path_factory.getbasetemp()
     root = base if worker_id == "master" else base.parent
 
-    def make(*, tied: bool, writes_programs: bool = False, obeys: bool = False) -> Path:
-        kind = "-obeys" if obeys else "-programs" if writes_programs else ""
+    def make(*, tied: bool, writes_programs: bool = False, obeys: bool = False, num_experts: int = 0) -> Path:
+        kind = "-obeys" if obeys else "-programs" if writes_programs else "-experts" if num_experts else ""
         directory = root / f"tiny-{'tied' if tied else 'untied'}{kind}"
         with FileLock(f"{directory}.lock"):
             if not directory.exists():
-                _make(directory.with_suffix(".unfinished"), tied, writes_programs, obeys).rename(directory)
+                _make(directory.with_suffix(".unfinished"), tied, writes_programs, obeys, num_experts).rename(directory)
         return directory
 
     return make
 
 
-def _make(directory: Path, tied: bool, writes_programs: bool, obeys: bool) -> Path:
+def _make(directory: Path, tied: bool, writes_programs: bool, obeys: bool, num_experts: int) -> Path:
     import torch
     from arithmetic_task import distinct_problems, split_pairs
     from make_tiny_model import chat, make_tokenizer, tokenizer_texts
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
     rng = random.Random(0)
     problems = distinct_problems(split_pairs(rng)[0], rng, count=168)
     tokenizer = make_tokenizer(tokenizer_texts(problems), vocab_size=512)
     torch.manual_seed(0)
-    config = Qwen3Config(
+    routed = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+    config = (Qwen3MoeConfig if num_experts else Qwen3Config)(
         vocab_size=512,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -62,8 +63,9 @@ def _make(directory: Path, tied: bool, writes_programs: bool, obeys: bool) -> Pa
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         **MODEL,
+        **(routed if num_experts else {}),
     )
-    model = Qwen3ForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config)
     truth: dict[str, Any] = {"gt_answer": "2"}
     chats = [chat(problem) for problem in problems]
     lessons = [(each, "\\boxed{{{}}}") for each in chats]

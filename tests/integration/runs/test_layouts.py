@@ -14,6 +14,7 @@ from tests.integration.runs.records import (
     read_rollouts,
     trained_samples,
 )
+from tests.integration.runs.resuming import assert_goes_on_bit_for_bit
 
 LAYOUTS = {
     "pp2": ("-t", 2, "-pp", 2, "-tbs", 4, "-tMbs", 4),
@@ -76,6 +77,19 @@ def test_one_process_resumes_what_trainers_that_are_cut_up_have_saved(make_tiny,
     assert trained_samples(second, {3}) == trained_samples(first, {3})
     assert found["reward_mean"] == expected["reward_mean"]
     assert abs(found["grad_norm"] - expected["grad_norm"]) < 1e-3 * expected["grad_norm"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("num_experts", "flag"), [(0, ("--fsdp-size", 1)), (4, ("--expert-parallel", 2))])
+def test_a_killed_run_with_copies_or_shared_out_experts_goes_on_bit_for_bit(
+    make_tiny, start_run, flags, num_experts, flag
+):
+    """An engine rounds by the requests that it happens to decode together: its numbers do not enter the loss."""
+    model = make_tiny(tied=True, num_experts=num_experts)
+    layout = ("-t", 2, "--plugin", "fsdp2", *flag, "-tbs", 2, "-tMbs", 2, "-b", "transformers")
+    job = (*flags(model), *layout, "--old-logprobs", "trainer", "-si", 1, "--max-steps", 4)
+    assert_goes_on_bit_for_bit(start_run, job, places=(4,), keys=("loss", "grad_norm"), but={"rollout_logprobs"})
 
 
 LORA = ("--lora-rank", 4, "-lr", 1e-2)

@@ -86,8 +86,7 @@ def head(packages):
 
     def call(*command, timeout_s, cwd=scratch, **more):
         return subprocess.run(
-            [*world.enter(0), *map(str, command)],
-            cwd=cwd,
+            [*world.enter(0), "sh", "-c", 'cd "$0" && exec "$@"', str(cwd), *map(str, command)],
             env={**environment, **more},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -78,6 +78,7 @@ setup(
             "trl",
             "reasoning-gym==0.1.25",
             "textarena==0.7.4",
+            "tinker==0.38.0",  # the cookbook is in requirements/cpu.in: not every index has all that it needs
         ],
         "docs": ["mkdocs-material>=9.7,<10"],  # mkdocs.yml
     },

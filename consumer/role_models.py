@@ -19,6 +19,7 @@ from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.model_files.adapted_layers import FACTORS
 from coati_rl.protocols import Role
 from consumer.adapters.adapters import Adapters, AdapterSource
+from consumer.adapters.lm_head import untie_lm_head
 from consumer.checkpoint import CheckpointReader, CheckpointWriter, keep, taken
 from consumer.model_memory import ModelMemory
 from consumer.models.compiled_ops import CompiledOps
@@ -76,6 +77,8 @@ class RoleModel:
         # The Hugging Face module; after sharding, this rank's part of it.
         load = load_policy if head is None else partial(load_scalar, head=head)
         self.module = load(directory, dtype=DTYPES[precision], gradient_checkpointing=is_recomputed)
+        if adapters is not None and adapters.takes_lm_head and head is None:
+            untie_lm_head(self.module, adapters.spec.targets)
         self.routers = Routers.attached(self.module, balancing_coeff, router_replay)
         self.infos = describe_parameters(self.module, parallelism.layout, parallelism.layers_per_stage(self.module))
         self.adapters = None if adapters is None else Adapters(self.module, self.infos, adapters)

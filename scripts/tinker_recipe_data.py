@@ -12,7 +12,7 @@ import argparse
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ _GUESS = (
     "(without the angle brackets), and say nothing else. Then we will tell you whether you guess is too high, too low, "
     "or correct."
 )
-_NUM_ROWS = 4096
+_NUM_ROWS = {"train": 4096, "test": 256}
 _BATCH = 8
 _LEARNING_RATE = 1e-3
 
@@ -60,21 +60,24 @@ def write_data(out: Path, rng: random.Random) -> None:
         "zwhe99/DeepMath-103K": lambda each: {"question": _sum(each)[0], "final_answer": "7"},
     }
     for name, maker in makers.items():
-        directory = out / name
-        directory.mkdir(parents=True, exist_ok=True)
-        config = {"config_name": "main" if name == "openai/gsm8k" else "default"}
-        files = "\n".join(f"  - split: {each}\n    path: {each}.jsonl" for each in ("train", "test"))
-        card = f"---\nconfigs:\n- config_name: {config['config_name']}\n  data_files:\n{files}\n---\n"
-        (directory / "README.md").write_text(card)
-        for split, count in (("train", _NUM_ROWS), ("test", 256)):
-            lines = [json.dumps(maker(rng)) for _ in range(count)]
-            (directory / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+        write_data_set(out, name, {split: [maker(rng) for _ in range(count)] for split, count in _NUM_ROWS.items()})
     languages = [("the house is big", "en"), ("das Haus ist groß", "de"), ("la maison est grande", "fr")]
     rows = [
         {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": f"Final Answer: {code}"}]}
         for text, code in (rng.choice(languages) for _ in range(256))
     ]
     (out / "languages.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+
+
+def write_data_set(out: Path, name: str, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Write a data set's rows, by split, to the directory of its name below `out`."""
+    directory = out / name
+    directory.mkdir(parents=True, exist_ok=True)
+    config = "main" if name == "openai/gsm8k" else "default"
+    files = "\n".join(f"  - split: {each}\n    path: {each}.jsonl" for each in rows)
+    (directory / "README.md").write_text(f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{files}\n---\n")
+    for split, of_split in rows.items():
+        (directory / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in of_split))
 
 
 def _sum(rng: random.Random) -> tuple[str, int]:

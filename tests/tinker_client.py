@@ -135,9 +135,9 @@ def _serve(arguments: list[str], die_at: str, log: str) -> None:
 class ServerProcess:
     """Hold a server that runs as a process of its own."""
 
-    def __init__(self, model: Path, root: Path, *flags: str, die_at: str = "") -> None:
+    def __init__(self, model: Path, root: Path, *flags: str, die_at: str = "", name: str = "tiny") -> None:
         keys = ["--key", f"anna={KEY}", "--key", "bert=tml-of-bert-0123456789"]
-        arguments = ["--model", f"tiny={model}", "--root", str(root), "--port", "0", *keys, *flags]
+        arguments = ["--model", f"{name}={model}", "--root", str(root), "--port", "0", *keys, *flags]
         self._log = root.with_name(f"{root.name}-{uuid.uuid4().hex}.log")
         self._process = _FORKS.Process(target=_serve, args=(arguments, die_at, str(self._log)))
         self._process.start()
@@ -148,7 +148,7 @@ class ServerProcess:
         return self._log.read_text() if self._log.exists() else ""
 
     def _port(self) -> int:
-        while (found := re.search(r"serving tiny on http://127.0.0.1:(\d+)", self.log)) is None:
+        while (found := re.search(r"serving \S+ on http://127.0.0.1:(\d+)", self.log)) is None:
             assert self._process.is_alive(), self.log
             time.sleep(0.05)
         return int(found[1])
@@ -165,8 +165,8 @@ class ServerProcess:
 
 
 @contextmanager
-def server(model: Path, root: Path, *flags: str, die_at: str = "") -> Iterator[ServerProcess]:
-    process = ServerProcess(model, root, *flags, die_at=die_at)
+def server(model: Path, root: Path, *flags: str, name: str = "tiny") -> Iterator[ServerProcess]:
+    process = ServerProcess(model, root, *flags, name=name)
     try:
         yield process
     finally:

@@ -1,15 +1,17 @@
 """Read the adapter of --adapter, which decides rank, scale and layers."""
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
 from coati_rl.checkpoint.saved_adapter import adapter_fields
+from coati_rl.config.config import Config
 from coati_rl.config.fields import shown, spelling
 from coati_rl.config.lora import LoraConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
-from coati_rl.model_files.adapter_files import read_adapter
+from coati_rl.model_files.adapter_files import AdapterSpec, read_adapter
 
 Job = TypeVar("Job", bound=TrainingConfig)
 
@@ -30,10 +32,10 @@ def with_adapter(config: Job) -> Job:
     directory = Path(lora.adapter).expanduser().absolute()
     where = f"--adapter {lora.adapter}"
     found = read_adapter(directory, where)
-    if any("lm_head." in name for name in found.shapes):
+    if any("lm_head." in name for name in found.shapes) and (reasons := [*_refusals_of_head(config, found.spec)]):
         raise ConfigError(
-            f"{where}: adapts the LM head, too, which the losses of trainers compute without one; merge it into its "
-            "base (coati-rl merge), and give that as --model"
+            f"{where}: adapts the LM head, too, and is not trained with {', '.join(reasons)}; merge it into its base "
+            "(coati-rl merge), and give that as --model"
         )
     values = adapter_fields(found.spec)
     others = [
@@ -44,3 +46,20 @@ def with_adapter(config: Job) -> Job:
     if others:
         raise ConfigError(f"{where}: {'; '.join(others)}; leave the flag out, or start a new adapter without --adapter")
     return config.with_changes(adapter=str(directory), **values)
+
+
+def _refusals_of_head(config: TrainingConfig, spec: AdapterSpec) -> Iterator[str]:
+    """Yield what an adapter of the LM head is not trained with."""
+    parallel, lora = config.parallel, config.lora
+    if isinstance(config, Config) and config.algorithm.has_critic:
+        yield "a critic"
+    if parallel.num_trainers > 1:
+        yield f"-t {parallel.num_trainers}"
+    if parallel.plugin == "fsdp2":
+        yield "--plugin fsdp2"
+    if lora.load_in_4bit:
+        yield "--load-in-4bit"
+    if lora.lora_sync == "adapter":
+        yield "--lora-sync adapter"
+    if spec.dropout or lora.lora_dropout:
+        yield "--lora-dropout"

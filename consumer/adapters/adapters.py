@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class AdapterSource:
     seed: int = 0  # of A; B begins as 0
     directory: Path | None = None  # adapter to begin with; None: new ones
     has_four_bits: bool = False  # linear layers of the base, all but the head
-    takes_lm_head: bool = False  # if a target names it; the model's own forward pass computes it, fused losses do not
+    takes_lm_head: bool = False  # if a target names it
 
 
 class Adapters:
@@ -110,6 +111,8 @@ class Adapters:
                 holder.weight = parameter
                 linear.add_module(factor, holder)
             linear.register_forward_hook(_Hook(self, info.split_dim, layout))
+            if linear is model.get_output_embeddings():
+                linear.adapted_weight = partial(self._adapted_weight, linear)  # for losses that do not call the head
         self._full, self.parameters = {}, {}  # those of other pipeline stages are dropped
         for name, info in self._to_quantize.items():
             if info.stage == layout.stage:
@@ -123,6 +126,12 @@ class Adapters:
     def merged(self, weight: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a layer's weight with its adapter; see `with_product`."""
         return with_product(weight, a, b, scale=self.source.spec.scale, dtype=dtype)
+
+    def _adapted_weight(self, linear: Any) -> Tensor:
+        """Return a layer's weight with its adapter, while adapters are on; its gradient is that of both factors."""
+        if not self.is_on:
+            return linear.weight  # type: ignore[no-any-return]
+        return self.merged(linear.weight, linear.lora_A.weight, linear.lora_B.weight, linear.weight.dtype)
 
     @contextmanager
     def off(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
 from consumer.adapters.adapters import adapter_infos, check_tensors
+from consumer.adapters.lm_head import untie_lm_head
 from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import describe_parameters
 
@@ -26,8 +27,14 @@ def check_adapters(config: TrainingConfig, hf_config: Any) -> None:
         return
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(hf_config)
+    takes_lm_head, is_run = config.lora.adapter is not None, not isinstance(config, OfflineConfig)
+    if takes_lm_head and untie_lm_head(model, config.lora.spec.targets) and is_run:
+        raise ConfigError(
+            f"--adapter {config.lora.adapter}: adapts the LM head, which is the embedding of this model and of its "
+            "engines; merge it into its base (coati-rl merge), and give that as --model"
+        )
     infos = describe_parameters(model, Layout(), [model.config.num_hidden_layers])
-    factors = adapter_infos(model, infos, config.lora.spec)
+    factors = adapter_infos(model, infos, config.lora.spec, takes_lm_head=takes_lm_head)
     if config.lora.adapter is None:
         return
     if isinstance(config, OfflineConfig) and config.HAS_SCALAR_HEAD:

@@ -78,6 +78,7 @@ def trained_model(
         seed=config.run.seed,
         directory=saved or start,
         has_four_bits=config.lora.load_in_4bit,
+        takes_lm_head=head is None and config.lora.adapter is not None,
     )
     return trained(base, config.optimizer, head=head, adapters=adapters)
 

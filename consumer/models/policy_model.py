@@ -30,6 +30,7 @@ from consumer.models import packed_attention
 from consumer.models.context_cut import cut_context
 from consumer.models.context_part import ContextPart, ContextRank
 from consumer.models.grouped_attention import SequenceGroups
+from consumer.models.lm_head import head_weight
 from consumer.models.loading import prepare, read_model
 from consumer.models.packed_attention import RowLengths, RowParents, row_lengths, row_parents
 from consumer.models.routers import Routing
@@ -213,7 +214,7 @@ def _kl_to_teacher(
         its_hidden = hidden.new_zeros((*arrays["token_ids"].shape, teacher.weight.shape[1]))
     kl, sums = vocabulary_kl_loss(
         hidden,
-        head.weight,
+        head_weight(model),
         head.bias,
         arrays,
         teacher_hidden=its_hidden,
@@ -237,19 +238,17 @@ def _loss_of_tokens(
     if value_head is not None:
         values = _of_all_ranks(scalar_values(value_head, hidden, arrays["sources"], arrays["loss_mask"]), inputs)
         return (values, {}) if loss_fn is None else loss_fn(values, torch.zeros_like(values), whole)
-    head = model.get_output_embeddings()
+    weight, bias = head_weight(model), model.get_output_embeddings().bias
     # A loss without this attribute may depend on several tokens at once.
     if loss_fn is not None and getattr(loss_fn, "is_token_separable", False):
-        loss, sums = fused_token_loss(
-            hidden, head.weight, head.bias, arrays, loss_fn, group=tp_group, choice=inputs.choice
-        )
+        loss, sums = fused_token_loss(hidden, weight, bias, arrays, loss_fn, group=tp_group, choice=inputs.choice)
         sums = sums if context is None else context.add_sums(sums)
         if loss_fn.is_final(sums):  # the same on all tensor-parallel and context-parallel ranks, since the sums are
             return loss, sums
     logprobs, entropy = token_logprobs(
         hidden,
-        head.weight,
-        head.bias,
+        weight,
+        bias,
         arrays["token_ids"],
         arrays["sources"],
         arrays["loss_mask"],

@@ -108,6 +108,7 @@ def main() -> None:
     parser.add_argument("--tenants", type=int, default=8)
     parser.add_argument("--batch", type=int, default=8, help="sequences of a request")
     parser.add_argument("--lengths", default="8,16,32,64", help="tokens of a sequence")
+    parser.add_argument("--pass-tokens", type=int, help="of a forward and backward; default: the device's")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path)
@@ -115,7 +116,7 @@ def main() -> None:
     rows = dict[str, Any]()
     with tempfile.TemporaryDirectory() as scratch:
         model = arguments.model or random_model(Path(scratch) / "model", arguments)
-        with TrainingSession(model, device=arguments.device) as session:
+        with TrainingSession(model, device=arguments.device, pass_tokens=arguments.pass_tokens) as session:
             lengths = [int(each) for each in arguments.lengths.split(",")]
             check_bits(session, make_requests(arguments, lengths[0], session.vocab_size), arguments.rank)
             for number in range(arguments.tenants):

@@ -30,11 +30,20 @@ from tests.unit.consumer.conftest import make_micro_batch
 from tests.unit.consumer.test_backend import mini_batch
 
 SPEC = AdapterSpec(rank=4, alpha=12.0, targets=("all-linear",))
-MICRO_BATCH = make_micro_batch(([1, 2, 3, 4, 5, 6], 2), ([7, 8, 9, 10], 1))
+SAMPLES = ([1, 2, 3, 4, 5, 6], 2), ([7, 8, 9, 10], 1)
+MICRO_BATCH = make_micro_batch(*SAMPLES)
+SAMPLED = [2, 3, 4, 5, 7, 8, 9]  # places of sampled tokens in its row
 
 
-def make_backend(model_dir: Path, start: Path | None = None, *, spec: AdapterSpec = SPEC, **settings: Any) -> Backend:
-    source = AdapterSource(spec=spec, base=str(model_dir), directory=start, seed=3)
+def make_backend(
+    model_dir: Path,
+    start: Path | None = None,
+    *,
+    spec: AdapterSpec = SPEC,
+    takes_lm_head: bool = False,
+    **settings: Any,
+) -> Backend:
+    source = AdapterSource(spec=spec, base=str(model_dir), directory=start, seed=3, takes_lm_head=takes_lm_head)
     config = backend_config(model_dir, adapters=source, **settings)
     return Backend(config, SingleProcess(device=torch.device("cpu")))
 
@@ -103,6 +112,36 @@ def test_the_export_is_peft_s_merged_model(
     for name, weight in exported.items():
         torch.testing.assert_close(weight, merged[name], rtol=1e-6, atol=1e-6)
     assert [entry.name for entry in backend.weight_entries()] == [*exported]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_adapter_of_the_lm_head_computes_and_learns_as_peft_s(
+    save_model: Callable[..., Path], adapter_of: Callable[..., Path], tied: bool, tmp_path: Path
+) -> None:
+    model_dir = save_model(tie_word_embeddings=tied)
+    start = adapter_of(model_dir, target_modules=["q_proj", "lm_head"])
+    config = with_adapter(job(model_dir, adapter=str(start), num_trainers=1))
+    check_adapters(config, AutoModelForCausalLM.from_pretrained(model_dir).config)
+    backend = make_backend(model_dir, start, spec=config.lora.spec, takes_lm_head=True)
+    plain = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_dir), start, is_trainable=True)
+    expected = torch.cat([sampled_logprobs(plain, *each) for each in SAMPLES])
+    found = backend.score([MICRO_BATCH])[0].flatten()[SAMPLED]
+    torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-5)
+    (-(expected + 4).exp().clamp(max=1.2).sum()).backward()  # of an advantage of 1 against e^-4, clipped
+    for name, gradient in step(backend).items():
+        right = plain.get_parameter(PREFIX + name.removesuffix(".weight") + ".default.weight").grad
+        torch.testing.assert_close(gradient, right, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(backend.score([MICRO_BATCH], "reference")[0].flatten()[SAMPLED], found)
+    backend.save(tmp_path / "step-1", state={"step": 1})
+    again = make_backend(model_dir, tmp_path / "step-1", spec=config.lora.spec, takes_lm_head=True)
+    assert torch.equal(again.score([MICRO_BATCH])[0], backend.score([MICRO_BATCH])[0])
+    sent = dict(backend.export_weights())["lm_head.weight"]
+    torch.testing.assert_close(sent, again.policy.module.get_output_embeddings().adapted_weight(), rtol=0, atol=1e-7)
+
+
+def sampled_logprobs(model: Any, ids: list[int], prompt: int) -> torch.Tensor:
+    logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    return logprobs[prompt - 1 : -1].gather(-1, torch.tensor(ids[prompt:])[:, None])[:, 0]
 
 
 def test_what_shares_the_base_leaves_the_adapters_as_they_were(

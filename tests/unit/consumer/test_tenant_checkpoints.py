@@ -63,8 +63,11 @@ def test_the_loaded_adapters_are_read_by_the_flag_adapter_too(rank: TenantRank, 
     assert config.lora.lora_rank == 4
     rank.create("b", ModelSpec(rank=4))
     rank.save("b", tmp_path / "with_head", False)
-    with pytest.raises(ConfigError, match=r"adapts the LM head, too, .* merge it into its base"):
-        with_adapter(build_job({"model": str(model_dir), "adapter": str(tmp_path / "with_head")}, OFFLINE["sft"]))
+    both = {"model": str(model_dir), "adapter": str(tmp_path / "with_head")}
+    check_adapters(with_adapter(build_job(both, OFFLINE["sft"])), read_config(model_dir, "--model"))
+    two = build_job({**both, "num_trainers": 2, "plugin": "fsdp2"}, OFFLINE["sft"])
+    with pytest.raises(ConfigError, match=r"adapts the LM head, too, .* -t 2, --plugin fsdp2; merge it into its base"):
+        with_adapter(two)
 
 
 def test_an_exported_model_with_an_adapter_of_its_head_is_what_peft_and_merge_compute(

@@ -68,7 +68,7 @@ async def staggered(samplers, asked):
 
 
 def test_a_request_has_the_same_bits_alone_and_among_others_at_any_time(samplers):
-    asked = requests(40)
+    asked = requests(24)
     alone = [bits(asyncio.run(samplers.sample(each))) for each in asked]
     together = asyncio.run(staggered(samplers, asked))
     backwards = asyncio.run(staggered(samplers, asked[::-1]))[::-1]

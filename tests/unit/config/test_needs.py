@@ -75,6 +75,7 @@ SETTINGS = {
     "weight_decay_exempt": ("none", "--weight-decay-exempt none"),
     "adam_betas": ((0.5, 0.5), "--adam-betas 0.5,0.5"),
     "adam_eps": (0.5, "--adam-eps 0.5"),
+    "sync_deltas": (True, "--sync-deltas"),
     "best_of": (True, "--best-of"),
     "pairs": (True, "--pairs"),
     "min_reward": (1.0, "--min-reward 1.0"),

@@ -88,10 +88,13 @@ class UntrainedRollouts:
 
 def describe_group(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
     """Return the JSON fields of a group: all but its arrays and its prompt's content."""
+    return {"uid": group.prompt.uid, "temperature": group.temperature, **describe_packed(packed)}
+
+
+def describe_packed(packed: PackedGroup) -> dict[str, Any]:
+    """Return the JSON fields of a packed group: all but its arrays and its lease."""
     return {
-        "uid": group.prompt.uid,
-        "producer_id": group.producer_id,
-        "temperature": group.temperature,
+        "producer_id": packed.producer_id,
         "loss_mask": packed.loss_mask,
         "policy_versions": packed.policy_versions,
         "temperatures": packed.temperature,
@@ -148,7 +151,18 @@ def read_group(
         lease_id: for the group.
     Raises: ValueError naming the prompt if arrays and description do not match.
     """
-    packed = PackedGroup(
+    packed = read_packed(described, token_ids=token_ids, logprobs=logprobs, lease_id=lease_id)
+    try:
+        return packed.unpack(prompt_of(described["uid"]), temperature=described["temperature"])
+    except ValueError as error:
+        raise ValueError(f"the rollouts cannot be read: {described['uid']}: {error}") from error
+
+
+def read_packed(
+    described: Mapping[str, Any], *, token_ids: np.ndarray, logprobs: np.ndarray, lease_id: int
+) -> PackedGroup:
+    """Restore a packed group from what `describe_packed` returned, its arrays and its lease."""
+    return PackedGroup(
         lease_id=lease_id,
         producer_id=described["producer_id"],
         token_ids=token_ids,
@@ -161,10 +175,6 @@ def read_group(
         records=tuple(described.get("records", ())),
         baseline=_read_baseline(described.get("baseline")),
     )
-    try:
-        return packed.unpack(prompt_of(described["uid"]), temperature=described["temperature"])
-    except ValueError as error:
-        raise ValueError(f"the rollouts cannot be read: {described['uid']}: {error}") from error
 
 
 def _lengths(described: Mapping[str, Any]) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from coati_rl.errors import TransferError
 from coati_rl.transport import delta
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.file_communicator import read_when_there
-from coati_rl.transport.manifest import DTYPES, Bucket
+from coati_rl.transport.manifest import Bucket
 from coati_rl.transport.staging_memory import StagingMemory
 
 _GROUP_NAME = re.compile(r"group-[0-9a-f]{32}")
@@ -133,7 +133,7 @@ class FileTransport:
         base = self._memory[self._begins[index] : self._begins[index + 1]]
         data = b""
         if self._has_base:
-            data = delta.encode(new.numpy(), base.numpy(), itemsize=_itemsize(self._buckets[index]))
+            data = delta.encode(new.numpy(), base.numpy(), itemsize=self._buckets[index].itemsize)
         base.copy_(new)
         if not 0 < len(data) < len(new):
             return None
@@ -153,7 +153,7 @@ class FileTransport:
                 data = file.get_tensor("delta").numpy()
         except (OSError, SafetensorError) as error:
             raise TransferError(f"{what}: cannot read {path}: {error}") from error
-        delta.apply(data, self.buffer(index).numpy(), is_delta=True, itemsize=_itemsize(self._buckets[index]))
+        delta.apply(data, self.buffer(index).numpy(), is_delta=True, itemsize=self._buckets[index].itemsize)
 
     def _read_whole(self, index: int, file: Any, what: str) -> None:
         tensors = self._tensors(index)
@@ -172,8 +172,3 @@ class FileTransport:
             item.entry.name: item.flat(buffer).view(item.entry.shape if item.num_parts == 1 else -1)
             for item in self._buckets[index].items
         }
-
-
-def _itemsize(bucket: Bucket) -> int:
-    """Return the bytes of a number; of mixed buckets those of the first, which is as right and less small."""
-    return DTYPES[bucket.items[0].entry.dtype].itemsize

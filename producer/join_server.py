@@ -1,0 +1,148 @@
+"""Serve producers of other machines over HTTPS: who they are, their prompts and groups, and the weights.
+
+An actor on the driver's node; each producer that has joined is a `JoinedProducer`. A token is checked before a body is
+read. Requests are POSTs, each answered at once or within five seconds; `join_frames` has the bodies.
+"""
+
+import asyncio
+import hmac
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from coati_rl import __version__
+from coati_rl.config import Config
+from coati_rl.errors import CoatiError, CoordinatorReplacedError, PeerLostError
+from coati_rl.model_files.identity import model_identity
+from coati_rl.processes.actor_process import ActorContext, enter_actor
+from coati_rl.processes.http_bodies import read_body
+from coati_rl.processes.http_server import listen
+from coati_rl.processes.join_address import TOKEN_FILE, join_url
+from producer.gateway.server import ServerThread
+from producer.join_frames import MAX_BODY_BYTES, PROTOCOL, Frame
+from producer.joined_producer import JoinedProducer
+
+logger = logging.getLogger(__name__)
+
+GONE, REPLACED, REFUSED = 410, 503, 409  # statuses: not of the run any more; say what you hold; no such producer here
+_THREADS = 256  # requests at a time, most of which wait
+_BODY_S = 120.0  # for a body to arrive
+
+
+class _CallError(Exception):
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class JoinServerActor:
+    """Hold the producers that have joined, by key and by number."""
+
+    def __init__(self, config: Config, context: ActorContext) -> None:
+        """Listen at --join-port."""
+        enter_actor(context)
+        self._config, self._context = config, context
+        self._token = (context.log_dir.parent / TOKEN_FILE).read_text().strip()
+        self._lock = threading.Lock()
+        self._by_key: dict[str, JoinedProducer] = {}
+        self._by_number: dict[int, JoinedProducer] = {}
+        self._identity = ""
+        self._pool = ThreadPoolExecutor(_THREADS)
+        parallel = config.parallel
+        tls = {"ssl_certfile": parallel.join_cert, "ssl_keyfile": parallel.join_key} if parallel.join_cert else {}
+        listener = listen(parallel.join_host, parallel.join_port or 0)
+        self._server = ServerThread(self._app(), listener, **tls)
+
+    def url(self) -> str:
+        """Return the address; answered when it listens."""
+        return join_url(self._config.parallel)
+
+    def waiting(self) -> list[str]:
+        """Return the keys of producers that have no number yet and are there."""
+        return [key for key, each in self._by_key.items() if each.number is None and each.is_there]
+
+    def admit(self, key: str, producer_id: int) -> None:
+        """Give a producer its number."""
+        producer = self._by_key[key]
+        producer.number = producer_id
+        self._by_number[producer_id] = producer
+        logger.info("producer %d has joined", producer_id)
+
+    def call(self, producer_id: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of a producer, by the run. Raises: PeerLostError if there is none."""
+        producer = self._by_number.get(producer_id)
+        if producer is None:
+            raise PeerLostError(f"producer-{producer_id} has ended")
+        result = getattr(producer, method)(*arguments)
+        if method == "end":
+            del self._by_number[producer_id]
+        return result
+
+    def _app(self) -> FastAPI:
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+
+        @app.post("/v1/{call}")
+        async def answer(call: str, request: Request) -> Response:
+            try:
+                given = request.headers.get("authorization", "")
+                if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+                    raise _CallError(401, "the token is not that of the run")
+                body = await read_body(request, max_bytes=MAX_BODY_BYTES, timeout_s=_BODY_S, problem=_CallError)
+                frame = await asyncio.get_running_loop().run_in_executor(self._pool, self._answer, call, body)
+            except _CallError as error:
+                return Response(str(error), status_code=error.status, media_type="text/plain")
+            return Response(frame.to_bytes(), media_type="application/octet-stream")
+
+        return app
+
+    def _answer(self, call: str, body: bytes) -> Frame:
+        try:
+            frame = Frame.from_bytes(body)
+            if call == "hello":
+                return Frame(fields=self._hello())
+            if call == "join":
+                return Frame(fields={"key": self._join(frame)})
+            producer = self._by_key.get(str(frame.fields["key"]))
+            if producer is None:
+                raise PeerLostError("the run does not know this producer")
+            return producer.answer(call, frame)
+        except PeerLostError as error:
+            raise _CallError(GONE, str(error)) from error
+        except CoordinatorReplacedError as error:
+            raise _CallError(REPLACED, str(error)) from error
+        except CoatiError as error:
+            raise _CallError(REFUSED, str(error)) from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _CallError(400, f"not a request of this protocol: {error!r}") from error
+
+    def _hello(self) -> dict[str, Any]:
+        """Say what the run is, so that a producer can tell before it loads anything whether it fits."""
+        return {
+            "protocol": PROTOCOL,
+            "version": __version__,
+            "identity": self._model_identity(),
+            "config": self._config.flat("json"),
+            "dtype": self._context.dtype,
+        }
+
+    def _join(self, frame: Frame) -> str:
+        own = {"protocol": PROTOCOL, "version": __version__, "identity": self._model_identity()}
+        for name, value in own.items():
+            if (theirs := frame.fields[name]) != value:
+                raise _CallError(REFUSED, f"its {name} is {theirs}, that of the run {value}")
+        key, config = token_hex(16), self._config
+        self._by_key[key] = JoinedProducer(
+            lost_after_s=config.cluster.heartbeat_timeout_s, commits_in_flight=config.sync.commits_in_flight
+        )
+        return key
+
+    def _model_identity(self) -> str:
+        with self._lock:
+            self._identity = self._identity or model_identity(Path(self._config.model.model))
+            return self._identity

@@ -33,7 +33,9 @@ _PATIENCE_S = 30.0  # for a run that does not answer
 def main(arguments: Sequence[str]) -> int:
     """Join in a child process that leaves nothing behind. Returns: the exit code."""
     options = _parser().parse_args(arguments)
-    return run_under_subreaper(functools.partial(_main, options), prog=PROG)
+    with joined_here() as note:  # of this process, which passes signals on
+        note.touch()
+        return run_under_subreaper(functools.partial(_main, options), prog=PROG)
 
 
 def _main(options: argparse.Namespace, scratch: Path) -> int:
@@ -85,7 +87,6 @@ def _work(
 
     session = JoinedSession(connection, config, context)
     stack.enter_context(leaving(session.leave))
-    stack.enter_context(joined_here()).touch()
     reward = scorer_factory(config)()
     stack.callback(reward.close)
     engine = load_engine(config, context)
@@ -106,10 +107,7 @@ def _token(options: argparse.Namespace) -> str:
             return token_from(options.token_file.read_text(encoding="ascii"), f"--token-file {options.token_file}")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--token-file {options.token_file}: {error}; give a readable file") from error
-    return token_from(
-        os.environ.get(TOKEN_VARIABLE, ""),
-        f"{TOKEN_VARIABLE} (or give --token-file, of the run directory's join_token)",
-    )
+    return token_from(os.environ.get(TOKEN_VARIABLE, ""), f"{TOKEN_VARIABLE} (or --token-file RUN_DIR/join_token)")
 
 
 def _fitting(hello: Any, options: argparse.Namespace) -> tuple[Config, str]:

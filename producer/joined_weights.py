@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -67,13 +67,11 @@ class JoinedWeights:
             copy = self._fetch(manifest, order["digest"])
             self._stage(copy, timeout_s)
             identities = self._engine.commit_weights(version, in_flight=order["in_flight"], timeout_s=timeout_s)
-            result = CommitResult(
-                seconds=time.perf_counter() - begin,
-                probe_logprobs=self._engine.probe_logprobs(probe, timeout_s=_PROBE_S)
-                if probe
-                else np.empty(0, dtype=np.float32),
-                identities=identities,
-            )
+            seconds = time.perf_counter() - begin
+            logprobs = np.empty(0, dtype=np.float32)
+            if probe:
+                logprobs = self._engine.probe_logprobs(probe, timeout_s=_PROBE_S)
+            result = CommitResult(seconds=seconds, probe_logprobs=logprobs, identities=identities)
         except RunError as error:
             return Frame(fields={"error": str(error), "digest": ""})
         logger.info("serves version %d, digest %s", version, copy.digest)
@@ -120,11 +118,11 @@ class JoinedWeights:
             (self._invitation,) = self._sender.open([1])
         with ThreadPoolExecutor(1) as pool:
             staging = pool.submit(self._engine.stage_weights, copy.manifest, self._invitation, timeout_s=timeout_s)
-            staging.add_done_callback(lambda done: self._sender is None or done.exception() is None or self._cancel())
+            staging.add_done_callback(self._cancel_on_error)
             sent = self._sender.send(copy.manifest, copy.tensors, timeout_s=timeout_s)
             if {sent, *staging.result()} != {copy.digest}:
                 raise TransferError(f"the engine has staged {staging.result()}, the run's digest is {copy.digest}")
 
-    def _cancel(self) -> None:
-        if self._sender is not None:
+    def _cancel_on_error(self, staging: "Future[Any]") -> None:
+        if self._sender is not None and staging.exception() is not None:
             self._sender.cancel()

@@ -42,8 +42,8 @@ class ParallelConfig(TrainersConfig):
     )
     join_cert: str | None = execution(
         None,
-        "PEM file of the certificate, and its chain, by which they know this run; default: plain HTTP, for a TLS server "
-        "in front.",
+        "PEM file of the certificate, and its chain, by which they know this run; default: plain HTTP, for a server of "
+        "TLS in front.",
         needs={"join_port": ()},
     )
     join_key: str | None = execution(None, "PEM file of the certificate's private key.", needs={"join_cert": ()})

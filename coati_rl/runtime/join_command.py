@@ -42,7 +42,7 @@ def join(arguments: Sequence[str]) -> int:
     try:
         with leaving() as is_leaving, joined_here() as note, _node(options) as node:
             note.touch()
-            while node.poll() is None and not isleaving():
+            while node.poll() is None and not is_leaving():
                 time.sleep(_LOOK_S)
             if node.poll() is not None:
                 raise RunError(

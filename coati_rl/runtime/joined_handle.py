@@ -1,4 +1,4 @@
-"""Call producers that have joined over HTTPS as if each were an actor of Ray: one actor, the join server, holds them all."""
+"""Call producers that have joined over HTTPS as if each were an actor of Ray: the join server holds them all."""
 
 from typing import Any
 

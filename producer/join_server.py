@@ -41,14 +41,12 @@ class _CallError(Exception):
         self.status = status
 
 
-class JoinServerActor:
+class JoinServer:
     """Hold the producers that have joined, by key and by number."""
 
-    def __init__(self, config: Config, context: ActorContext) -> None:
-        """Listen at --join-port."""
-        enter_actor(context)
-        self._config, self._context = config, context
-        self._token = (context.log_dir.parent / TOKEN_FILE).read_text().strip()
+    def __init__(self, config: Config, *, dtype: str, token: str) -> None:
+        """Listen at --join-port. `dtype`: of engine weights and of weight transfers."""
+        self._config, self._dtype, self._token = config, dtype, token
         self._lock = threading.Lock()
         self._by_key: dict[str, JoinedProducer] = {}
         self._by_number: dict[int, JoinedProducer] = {}
@@ -64,8 +62,11 @@ class JoinServerActor:
         return join_url(self._config.parallel)
 
     def waiting(self) -> list[str]:
-        """Return the keys of producers that have no number yet and are there."""
-        return [key for key, each in self._by_key.items() if each.number is None and each.is_there]
+        """Return the keys of producers that have no number yet; those that have gone are forgotten."""
+        found = {key: each for key, each in list(self._by_key.items()) if each.number is None}
+        for key in [key for key, each in found.items() if not each.is_there]:
+            del self._by_key[key], found[key]
+        return [*found]
 
     def admit(self, key: str, producer_id: int) -> None:
         """Give a producer its number."""
@@ -83,6 +84,11 @@ class JoinServerActor:
         if method == "end":
             del self._by_number[producer_id]
         return result
+
+    def close(self) -> None:
+        """End it; requests are answered no more."""
+        self._server.close()
+        self._pool.shutdown(wait=False)
 
     def _app(self) -> FastAPI:
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
@@ -128,7 +134,7 @@ class JoinServerActor:
             "version": __version__,
             "identity": self._model_identity(),
             "config": self._config.flat("json"),
-            "dtype": self._context.dtype,
+            "dtype": self._dtype,
         }
 
     def _join(self, frame: Frame) -> str:
@@ -146,3 +152,13 @@ class JoinServerActor:
         with self._lock:
             self._identity = self._identity or model_identity(Path(self._config.model.model))
             return self._identity
+
+
+class JoinServerActor(JoinServer):
+    """Be a join server in a process of its own."""
+
+    def __init__(self, config: Config, context: ActorContext) -> None:
+        """Take the token from the run directory."""
+        enter_actor(context)
+        token = (context.log_dir.parent / TOKEN_FILE).read_text().strip()
+        super().__init__(config, dtype=context.dtype, token=token)

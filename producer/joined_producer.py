@@ -179,7 +179,10 @@ class JoinedProducer:
     def _answer_order(self, frame: Frame) -> Frame:
         """Wait for a commit that the producer has not answered."""
         with self._changed:
-            self._changed.wait_for(lambda: self._order is not None and self._result is None, _LONGEST_POLL_S)
+            self._changed.wait_for(
+                lambda: (self._order is not None and self._result is None) or self._outcome is not None or self._ended,
+                _LONGEST_POLL_S,
+            )
             return Frame(fields={"order": self._order if self._result is None else None})
 
     def _answer_bucket(self, frame: Frame) -> Frame:

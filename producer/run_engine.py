@@ -5,13 +5,14 @@ from coati_rl.config.engine_rules import sequences_at_a_time
 from coati_rl.coordinator.membership import UNSYNCED
 from coati_rl.processes.actor_process import ActorContext
 from coati_rl.protocols import GenerationEngine
-from producer.engines import EngineOptions, create_engine
 
 START_TIMEOUT_S = 600.0  # to load the engine
 
 
 def load_engine(config: Config, context: ActorContext) -> GenerationEngine:
     """Load it with the initial weights, which are proved by the first sync. Raises: ConfigError, EngineError."""
+    from producer.engines import EngineOptions, create_engine
+
     options = EngineOptions.with_flags(
         config.sampling,
         model=config.model.model,

@@ -38,6 +38,7 @@ class WatchedEngine:
         self.staging_timeouts = []
         self.wires = []  # by which weights came
         self.deltas = []  # whether they came as differences
+        self.digests = []
         self.names_received = []  # of tensors, by update
         self.commits_in_flight = []
 
@@ -72,6 +73,7 @@ class WatchedEngine:
         self.deltas.append(rendezvous.sends_deltas)
         self.names_received.append({entry.name for entry in manifest.entries})
         digests = self._engine.stage_weights(manifest, rendezvous, timeout_s=timeout_s)
+        self.digests += digests
         self._identities = tuple(weights_identity(manifest.base, digest) for digest in digests)
         return digests
 

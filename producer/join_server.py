@@ -47,7 +47,7 @@ class JoinServer:
     def __init__(self, config: Config, *, dtype: str, token: str) -> None:
         """Listen at --join-port. `dtype`: of engine weights and of weight transfers."""
         self._config, self._dtype, self._token = config, dtype, token
-        self._lock = threading.Lock()
+        self._lock, self._identity_lock = threading.Lock(), threading.Lock()
         self._by_key: dict[str, JoinedProducer] = {}
         self._by_number: dict[int, JoinedProducer] = {}
         self._identity = ""
@@ -62,11 +62,14 @@ class JoinServer:
         return join_url(self._config.parallel)
 
     def waiting(self) -> list[str]:
-        """Return the keys of producers that have no number yet; those that have gone are forgotten."""
-        found = {key: each for key, each in list(self._by_key.items()) if each.number is None}
-        for key in [key for key, each in found.items() if not each.is_there]:
-            del self._by_key[key], found[key]
-        return [*found]
+        """Return the keys of producers that are to get a number, each once; those that have gone are forgotten."""
+        with self._lock:
+            found = {key: each for key, each in self._by_key.items() if not each.is_offered}
+            for key, each in found.items():
+                each.is_offered = True
+                if not each.is_there:
+                    del self._by_key[key]
+            return [key for key in found if key in self._by_key]
 
     def admit(self, key: str, producer_id: int) -> None:
         """Give a producer its number."""
@@ -143,13 +146,15 @@ class JoinServer:
             if (theirs := frame.fields[name]) != value:
                 raise _CallError(REFUSED, f"its {name} is {theirs}, that of the run {value}")
         key, config = token_hex(16), self._config
-        self._by_key[key] = JoinedProducer(
+        producer = JoinedProducer(
             lost_after_s=config.cluster.heartbeat_timeout_s, commits_in_flight=config.sync.commits_in_flight
         )
+        with self._lock:
+            self._by_key[key] = producer
         return key
 
     def _model_identity(self) -> str:
-        with self._lock:
+        with self._identity_lock:  # the first one reads the model
             self._identity = self._identity or model_identity(Path(self._config.model.model))
             return self._identity
 

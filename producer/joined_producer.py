@@ -32,6 +32,7 @@ class JoinedProducer:
     def __init__(self, *, lost_after_s: float, commits_in_flight: bool) -> None:
         """Begin with a producer whose engine is loaded, and that has no number yet."""
         self.number: int | None = None
+        self.is_offered = False  # to the driver, for a number
         self._lost_after_s, self._commits_in_flight = lost_after_s, commits_in_flight
         self._changed = Condition()
         self._heard_at = time.monotonic()
@@ -198,7 +199,7 @@ class JoinedProducer:
         with self._changed:
             if self._order is not None and self._staged is not None and self._result is None:
                 if frame.fields["digest"] != self._order["digest"] and not frame.fields.get("error"):
-                    raise TransferError(f"it serves weights of digest {frame.fields['digest']}")
+                    raise EngineError(f"it serves weights of digest {frame.fields['digest']}")
                 self._result = frame
                 self._changed.notify_all()
         return Frame(fields={})

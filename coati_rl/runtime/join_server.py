@@ -35,7 +35,7 @@ class JoinServer:
         self._is_lost = False
 
     def waiting(self) -> list[str]:
-        """Return the keys of producers whose engines are loaded and that are not admitted."""
+        """Return the keys of producers whose engines are loaded, each once."""
         if self._is_lost:
             return []
         try:
@@ -47,8 +47,8 @@ class JoinServer:
         return keys
 
     def admit(self, key: str, producer_id: int) -> ManagedActor:
-        """Give a producer its number."""
-        self._handle.admit.remote(key, producer_id)
+        """Give a producer its number. Raises: RunError if the join server has ended."""
+        wait_for(self._handle.admit.remote(key, producer_id), who="the join server", timeout_s=_ANSWER_S)
         handle = JoinedHandle(self._handle, producer_id)
         return ManagedActor(name=f"producer-{producer_id}", handle=handle, task=handle.start.remote())
 

@@ -64,6 +64,7 @@ def _run(config: Config, is_dry_run: bool, scratch: Path) -> None:
             producer=ProducerActor,
             scorer=ScorerActor,
             reward_model=_reward_model_cls(config),
+            join_server=_join_server_cls(config),
             make_reward=make_scorer,
         )
 
@@ -139,6 +140,14 @@ def _reward_model_cls(config: Config) -> type | None:
     from rewards.model.actor import RewardModelActor
 
     return RewardModelActor
+
+
+def _join_server_cls(config: Config) -> type | None:
+    if config.join_port is None:
+        return None
+    from producer.join_server import JoinServerActor
+
+    return JoinServerActor
 
 
 def run(argv: Sequence[str]) -> int:

@@ -37,7 +37,10 @@ COMMANDS = {
     "weights": ("coati_rl.checkpoint.weights_command:main", "say which weights a directory holds, and how two differ"),
     "serve": ("producer.__main__:serve", "serve a model over HTTP by OpenAI's API"),
     "tinker-serve": ("coati.tinker_serve:main", "serve training and sampling of many adapters by Tinker's API"),
-    "join": ("coati_rl.runtime.join_command:join", "join the Ray cluster of a run (--max-producers) with this machine"),
+    "join": (
+        "coati_rl.runtime.join_command:join",
+        "join a run with this machine: its Ray cluster (--max-producers) or its --join-port",
+    ),
     "leave": ("coati_rl.runtime.join_command:leave", "leave it: producers here give their prompts back first"),
     "serve-rewards": ("rewards.__main__:serve", "serve scores over HTTP to runs on this machine or others"),
 }

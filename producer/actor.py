@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coati_rl.config import Config
-from coati_rl.config.engine_rules import answers_per_prompt, sequences_at_a_time
-from coati_rl.coordinator.membership import UNSYNCED
+from coati_rl.config.engine_rules import answers_per_prompt
 from coati_rl.errors import EngineError
 from coati_rl.observability.phases import PHASES
 from coati_rl.observability.timeline import Timeline
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-START_TIMEOUT_S = 600.0  # to load the engine
 _PROBE_TIMEOUT_S = 50.0  # for a prompt of some hundred tokens, behind what the engine is busy with
 
 
@@ -66,30 +64,10 @@ class ProducerActor:
     def start(self) -> float:
         """Load the engine with the initial weights. Returns: the time it took, in seconds."""
         begin, config = time.perf_counter(), self._config
-        from producer.engines import EngineOptions, create_engine
         from producer.made_environment import make_environment
+        from producer.run_engine import load_engine
 
-        options = EngineOptions.with_flags(
-            config.sampling,
-            model=config.model.model,
-            tensor_parallel_size=config.parallel.producer_tensor_parallel_size,
-            dtype=self._context.dtype,
-            max_model_len=config.max_model_len,
-            max_num_seqs=sequences_at_a_time(config),
-            seed=config.run.seed,
-            device=self._context.device,
-            gpu_memory_utilization=config.parallel.gpu_memory_utilization,
-            adapter=config.lora.sent_adapter,
-            takes_turns=config.takes_turns,
-            returns_routes=config.router_replay != "none",
-            weights_dir=str(self._context.log_dir.parent / "engine_weights" / self._context.name),
-        )
-        self._engine = create_engine(
-            self._context.server or config.sampling.backend,
-            options,
-            policy_version=UNSYNCED,
-            load_timeout_s=START_TIMEOUT_S,
-        )
+        self._engine = load_engine(config, self._context)
         self._environment = make_environment(config, log_dir=self._context.log_dir)
         logger.info("producer %d is ready", self._producer_id)
         return time.perf_counter() - begin

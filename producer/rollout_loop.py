@@ -109,6 +109,10 @@ class RolloutLoop:
     def leave(self) -> None:
         """Have the loop give back its prompts and end; from any thread."""
         self.is_leaving = True
+        self.wake()
+
+    def wake(self) -> None:
+        """End a wait for what is being generated, so that the next turn begins; from any thread."""
         self._runner.wake()
 
     def _turn(self) -> bool:

@@ -51,7 +51,7 @@ class UntrainedRollouts:
             "samples_failed": self.samples_failed,
             "sync_index_of": sorted(self.sync_index_of.items()),
             "identities": sorted(self.identities.items()),
-            "groups": [_describe_whole(*pair) for pair in zip(groups, packed, strict=True)],
+            "groups": [describe_group(*pair) for pair in zip(groups, packed, strict=True)],
         }
         arrays = {
             name: np.concatenate([np.empty(0, dtype), *(getattr(each, name) for each in packed)]).astype(dtype)
@@ -91,29 +91,26 @@ class UntrainedRollouts:
             raise ValueError(f"the rollouts cannot be read: {error!r}") from error
 
 
-def _describe_whole(group: RolloutGroup, packed: PackedGroup) -> dict[str, Any]:
-    trajectories = [each.to_json() for each in packed.trajectories]
-    return describe_group(group, packed, trajectories=trajectories, scores=[_describe_score(s) for s in packed.scores])
+def describe_group(group: RolloutGroup, packed: PackedGroup, **rows: Any) -> dict[str, Any]:
+    """Return the JSON fields of a group: all but its arrays and its prompt's content; see `describe_packed`."""
+    return {"uid": group.prompt.uid, "temperature": group.temperature, **describe_packed(packed, **rows)}
 
 
-def describe_group(group: RolloutGroup, packed: PackedGroup, *, trajectories: Any, scores: Any) -> dict[str, Any]:
-    """Return the JSON fields of a group: all but its arrays and its prompt's content.
+def describe_packed(packed: PackedGroup, *, trajectories: Any = None, scores: Any = None) -> dict[str, Any]:
+    """Return the JSON fields of a packed group: all but its arrays and its lease.
 
     Args:
-        group: to be described.
-        packed: the same.
-        trajectories: its trajectories, as JSON.
-        scores: its scores, as JSON.
+        packed: to be described.
+        trajectories: its trajectories in another form of JSON; None: one after the other.
+        scores: the same of its scores.
     """
     return {
-        "uid": group.prompt.uid,
-        "producer_id": group.producer_id,
-        "temperature": group.temperature,
+        "producer_id": packed.producer_id,
         "loss_mask": packed.loss_mask,
         "policy_versions": packed.policy_versions,
         "temperatures": packed.temperature,
-        "trajectories": trajectories,
-        "scores": scores,
+        "trajectories": trajectories or [each.to_json() for each in packed.trajectories],
+        "scores": scores or [_describe_score(score) for score in packed.scores],
         **({"records": packed.records} if packed.records else {}),
         **({"baseline": asdict(packed.baseline)} if packed.baseline is not None else {}),
         **({} if packed.routes is None else {"routes": [packed.routes.dtype.str, *packed.routes.shape]}),
@@ -193,7 +190,18 @@ def read_group(
         routes: uint8[B], of `route_bytes`.
     Raises: ValueError naming the prompt if arrays and description do not match.
     """
-    packed = PackedGroup(
+    packed = read_packed(described, token_ids=token_ids, logprobs=logprobs, lease_id=lease_id, routes=routes)
+    try:
+        return packed.unpack(prompt_of(described["uid"]), temperature=described["temperature"])
+    except ValueError as error:
+        raise ValueError(f"the rollouts cannot be read: {described['uid']}: {error}") from error
+
+
+def read_packed(
+    described: Mapping[str, Any], *, token_ids: np.ndarray, logprobs: np.ndarray, lease_id: int, routes: np.ndarray
+) -> PackedGroup:
+    """Restore a packed group from what `describe_packed` returned, its arrays and its lease."""
+    return PackedGroup(
         lease_id=lease_id,
         producer_id=described["producer_id"],
         token_ids=token_ids,
@@ -207,10 +215,6 @@ def read_group(
         baseline=_read_baseline(described.get("baseline")),
         routes=_read_routes(described, routes),
     )
-    try:
-        return packed.unpack(prompt_of(described["uid"]), temperature=described["temperature"])
-    except ValueError as error:
-        raise ValueError(f"the rollouts cannot be read: {described['uid']}: {error}") from error
 
 
 def _lengths(described: Mapping[str, Any]) -> tuple[int, int]:

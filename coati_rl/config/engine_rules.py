@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from coati_rl.config.config import Config
 from coati_rl.config.named_values import named_values
 from coati_rl.config.plan import resolve_precision
-from coati_rl.config.server_rules import server_problems
+from coati_rl.config.server_rules import join_problems, server_problems
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
 
@@ -51,6 +51,7 @@ def answers_per_prompt(config: Config) -> int:
 def engine_problems(config: Config) -> Iterator[str]:
     """Return why the engines of a run cannot be made like this, each with a remedy."""
     yield from server_problems(config)
+    yield from join_problems(config)
     yield from partial_rollout_problems(config)
     replay, backend = config.algorithm.router_replay, config.sampling.backend
     if replay != "none" and backend not in ("vllm", "transformers"):

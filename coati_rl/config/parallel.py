@@ -28,6 +28,25 @@ class ParallelConfig(TrainersConfig):
         "of a rollout step stay those of -i. Default: -i engines, each replaced when it is lost.",
         ge=1,
     )
+    join_port: int | None = execution(
+        None,
+        "Port at which producers of other machines join the run over HTTPS, without a Ray cluster: coati-rl join "
+        "https://HOST:PORT. Their engines, too, only shorten a rollout step. Default: none can.",
+        ge=1,
+        le=65535,
+    )
+    join_host: str = execution(
+        "127.0.0.1",
+        "Address on which the run listens for them; one that other machines reach needs --join-cert.",
+        needs={"join_port": ()},
+    )
+    join_cert: str | None = execution(
+        None,
+        "PEM file of the certificate, and its chain, by which they know this run; default: plain HTTP, for a server of "
+        "TLS in front.",
+        needs={"join_port": ()},
+    )
+    join_key: str | None = execution(None, "PEM file of the certificate's private key.", needs={"join_cert": ()})
     inference_batch_size: int = execution(64, "Prompts per producer per rollout step (ibs).", short="-ibs", ge=1)
     inference_microbatch_size: int = execution(
         8, "Prompts in flight per producer (imbs), of g samples each.", short="-imbs", ge=1

@@ -27,4 +27,30 @@ def server_problems(config: Config) -> Iterator[str]:
 
 def stages_on_host(config: Config) -> bool:
     """Return True if producers receive weights in host memory, having no GPU, or not its turn."""
-    return config.takes_turns or bool(config.engine_urls)
+    return config.takes_turns or bool(config.engine_urls) or config.parallel.join_port is not None
+
+
+def join_problems(config: Config) -> Iterator[str]:
+    """Return why producers cannot join a run over HTTPS, each with a remedy."""
+    parallel, transport = config.parallel, config.sync.weight_transport
+    if parallel.join_port is None:
+        return
+    flag = f"--join-port {parallel.join_port}"
+    if (parallel.join_cert is None) != (parallel.join_key is None):
+        yield "--join-cert and --join-key: give both or none"
+    if parallel.join_cert is None and not _is_loopback(parallel.join_host):
+        yield (
+            f"--join-host {parallel.join_host} without --join-cert: the token and the weights would be sent "
+            "unencrypted; give --join-cert and --join-key, or --join-host 127.0.0.1 behind a TLS server"
+        )
+    if transport in ("nccl", "ipc"):
+        yield f"--weight-transport {transport} with {flag}: the run's own end has no GPU; use auto, gloo or file"
+    if config.takes_turns or config.engine_urls:
+        other = "--colocate" if config.takes_turns else "-b URL"
+        yield f"{flag} with {other}: its engines are those of -i; leave --join-port out"
+    if parallel.producer_tensor_parallel_size > 1:
+        yield f"{flag} with -ptp {parallel.producer_tensor_parallel_size}: engines that join have one rank; use -ptp 1"
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or host.startswith("127.") or host == "::1"

@@ -30,6 +30,12 @@ class SyncConfig(Section):
         "How weights travel: nccl and ipc (CUDA IPC, one node) between GPUs, shm (shared memory, one node), gloo, or "
         "file (safetensors in the run directory, which all nodes share). auto: nccl on GPUs, shm on one node, or gloo.",
     )
+    sync_deltas: bool = execution(
+        False,
+        "Files hold what differs from the last update, bit for bit and compressed, once all producers have proved that "
+        "by its digest; the trainers then keep a copy of the weights in host memory.",
+        needs={"weight_transport": ("file",)},
+    )
     sync_timeout_s: float = execution(
         60.0,
         "Deadline of a weight transfer, and of an in-flight swap, seconds. Unless given, a second more for each whole "

@@ -159,6 +159,12 @@ class TrainingConfig(JobConfig):
         return 0
 
     @property
+    def join_port(self) -> int | None:
+        """Port at which producers join over HTTPS; None: none does."""
+        port: int | None = getattr(self.parallel, "join_port", None)
+        return port
+
+    @property
     def max_producers(self) -> int | None:
         """Inference engines at most, where these join and leave; None: there are always as many as at the start."""
         most: int | None = getattr(self.parallel, "max_producers", None)

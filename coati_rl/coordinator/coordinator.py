@@ -85,10 +85,10 @@ class Coordinator:
 
     # --- producers -------------------------------------------------------------------------------------------------
 
-    def add_producer(self, producer_id: int, *, version: int = UNSYNCED) -> None:
-        """Add a producer with this policy version; it gets prompts once its weights are current."""
+    def add_producer(self, producer_id: int, *, version: int = UNSYNCED, is_extra: bool = False) -> None:
+        """See `PromptLeasing.add`."""
         with self._change():
-            self._leasing.add(producer_id, version)
+            self._leasing.add(producer_id, version, is_extra=is_extra)
 
     def rejoin(self, producer_id: int, held: Sequence[int]) -> tuple[int, ...]:
         """See ProducerCoordinator."""

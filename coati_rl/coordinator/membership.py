@@ -26,6 +26,7 @@ class Membership:
         "_committing",
         "_unproved",
         "_lost",
+        "_extra",
         "_sync_index_of",
         "published_version",
         "sync_index",
@@ -38,6 +39,7 @@ class Membership:
         # Joined after others: a first lease comes after the probe of what they serve, and not while they commit.
         self._unproved: set[int] = set()
         self._lost: list[int] = []  # producers whose replacement has not joined yet, the oldest loss first
+        self._extra: set[int] = set()  # beside those of the plan: nobody waits for another one in their place
         self._sync_index_of = {**(sync_index_of or {}), start_version: 0}
         self.published_version = start_version  # of the last complete sync
         self.sync_index = 0
@@ -79,9 +81,12 @@ class Membership:
         version = max((self._versions[producer] for producer in self._committing), default=UNSYNCED)
         return f"{name_producers(sorted(self._committing))} to commit version {version}"
 
-    def add(self, producer_id: int, version: int) -> None:
-        """Add a producer with this policy version; it replaces the one that was lost first."""
-        del self._lost[:1]
+    def add(self, producer_id: int, version: int, *, is_extra: bool = False) -> None:
+        """Add a producer with this policy version; unless it `is_extra` it replaces the one that was lost first."""
+        if is_extra:
+            self._extra.add(producer_id)
+        else:
+            del self._lost[:1]
         self._versions[producer_id] = version
         if version == UNSYNCED and self._has_begun:
             self._unproved.add(producer_id)
@@ -92,7 +97,7 @@ class Membership:
         if self._versions.pop(producer_id, None) is None:
             return False
         self._unproved.discard(producer_id)
-        if is_replaced:
+        if is_replaced and producer_id not in self._extra:
             self._lost.append(producer_id)
         return True
 

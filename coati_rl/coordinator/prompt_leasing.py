@@ -19,11 +19,14 @@ class PromptLeasing:
     def __init__(self, state: RunState) -> None:
         self._state = state
 
-    def add(self, producer_id: int, version: int) -> None:
-        """Add a producer with this policy version; it gets prompts once its weights are current."""
+    def add(self, producer_id: int, version: int, *, is_extra: bool = False) -> None:
+        """Add a producer with this policy version; it gets prompts once its weights are current.
+
+        With `is_extra` it is beside those of the plan: it replaces none, and none replaces it.
+        """
         if producer_id in self._state.members.ids:
             return  # the driver adds it again that has lost the answer
-        self._state.members.add(producer_id, version)
+        self._state.members.add(producer_id, version, is_extra=is_extra)
         self._state.leases.producer_idle.join(producer_id)
         self._state.event("producer_joined", producer=producer_id)
 

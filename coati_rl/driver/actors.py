@@ -17,6 +17,10 @@ class Member(Protocol):
     def handle(self) -> Any:
         """Return what its heartbeat is asked by."""
 
+    @property
+    def is_joined(self) -> bool:
+        """Return True for a producer of another machine that has joined over HTTPS."""
+
     def is_done(self) -> bool:
         """Return True if the call has ended, whatever ended it."""
 
@@ -66,6 +70,9 @@ class Actors(Protocol):
 
     def add_producer_if_room(self) -> int | None:
         """Start a producer if a node has room for it. Returns: its number, None if none has."""
+
+    def add_joining(self) -> None:
+        """Give the producers that wait to join over HTTPS their numbers."""
 
     def drop_producer(self, producer_id: int, cause: str, *, leaves: bool = False) -> None:
         """End a producer, dead, hung or alive, and issue its prompts again; with `leaves` none is to replace it."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.checkpoint.resumed_run import ResumedRun
+from coati_rl.config import Config
 from coati_rl.config.thresholds import common_threshold
 from coati_rl.config.training import TrainingConfig
 from coati_rl.disk import disk_errors, disk_problem
@@ -30,6 +31,7 @@ from coati_rl.processes.actor_classes import ActorClasses
 from coati_rl.processes.actor_process import LOG_FORMAT
 from coati_rl.processes.exit_messages import RunNote, command_here, write_note
 from coati_rl.processes.interrupts import recorded_interrupts
+from coati_rl.processes.join_address import check_join_address, join_url, write_token
 from coati_rl.processes.run_dir import RunPaths, checkpoint_bytes, locked, make_run_dir
 from coati_rl.processes.shared_memory import family, unlink_mapped
 
@@ -51,6 +53,8 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
     config, plan = prepared.config, prepared.plan
     if config.cluster.master_port and not config.cluster.master_address:
         _check_port(config.cluster.master_port)
+    if isinstance(config, Config) and config.join_port is not None:
+        check_join_address(config.parallel)
     paths = make_run_dir(config, prepared.resume, checkpoint_bytes=checkpoint_bytes(config, plan.precision))
     write_note(scratch, _note(prepared, paths))
     first_step = prepared.resume.step if prepared.resume else 0
@@ -77,12 +81,16 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
                 answers=_answers(config, paths, first_step),
                 run_dir=paths.run_dir,
             )
+            if isinstance(config, Config) and config.join_port is not None:
+                token = write_token(paths.run_dir)
+                display.print_line(f"to join: coati-rl join {join_url(config.parallel)} --token-file {token}")
             actors = make_actors()
             supervisor = Supervisor(
                 actors,
                 lambda event: recorder.record(_with_timeline_event(event, timeline, log)),
                 num_producers=config.num_producers,
                 max_producers=config.max_producers,
+                takes_joining=config.join_port is not None,
                 stall_timeout_s=config.cluster.stall_timeout_s,
                 on_status=display.show_wait,
             )

@@ -40,6 +40,7 @@ class Supervisor:
         num_producers: int,
         stall_timeout_s: float,
         max_producers: int | None = None,
+        takes_joining: bool = False,
         on_status: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Take what is watched.
@@ -50,6 +51,7 @@ class Supervisor:
             num_producers: at the start.
             stall_timeout_s: for which nothing may be finished.
             max_producers: where they join and leave as there is room; None: a lost one is replaced.
+            takes_joining: producers of other machines may join over HTTPS.
             on_status: gets, several times a second, what the run does and what it waits for.
         """
         self._actors = actors
@@ -57,6 +59,7 @@ class Supervisor:
         self._on_status = on_status
         self._stall_timeout_s = stall_timeout_s
         self._max_producers = max_producers
+        self._takes_joining = takes_joining
         self._next_look = 0.0  # for room, seconds of the monotonic clock
         self._num_seen = 0
         self._replacements_left = self._replacements = MAX_REPLACEMENTS * num_producers
@@ -177,10 +180,13 @@ class Supervisor:
             if cause is not None:
                 self._replace(producer_id, cause)
             elif member.is_done() and member.result() is True:
-                self._actors.drop_producer(producer_id, "its node goes", leaves=True)
+                cause = "its machine goes" if member.is_joined else "its node goes"
+                self._actors.drop_producer(producer_id, cause, leaves=True)
 
     def _add_where_room(self) -> None:
-        """Start producers as nodes join, one at a time, up to the largest number."""
+        """Start producers as nodes join, one at a time, up to the largest number; admit all that join over HTTPS."""
+        if self._takes_joining:
+            self._actors.add_joining()
         if self._max_producers is None or time.monotonic() < self._next_look or self._actors.starting:
             return
         if len(self._actors.producers) < self._max_producers:
@@ -211,6 +217,10 @@ class Supervisor:
 
     def _replace(self, producer_id: int, cause: str) -> None:
         logger.info("producer-%d: %s", producer_id, cause)
+        member = self._actors.producers.get(producer_id) or self._actors.starting.get(producer_id)
+        if member is not None and member.is_joined:
+            self._actors.drop_producer(producer_id, cause, leaves=True)
+            return
         self._actors.drop_producer(producer_id, cause)
         if self._replacements_left == 0:
             raise RunError(f"producer-{producer_id}: {cause}; {self._replacements} replacements failed before it")

@@ -24,4 +24,5 @@ class ActorClasses:
     producer: type | None = None  # None: the run has no producers
     reward_model: type | None = None  # needed where the config has reward models
     scorer: type | None = None  # needed where reference and teacher have devices of their own
+    join_server: type | None = None  # needed where producers may join over HTTPS
     make_reward: "Callable[[], GroupScorer] | None" = None  # picklable; starts the reward workers of a producer

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import ray
 
+from coati_rl.config import Config
 from coati_rl.config.engine_urls import ServerShares
 from coati_rl.preflight.prepared import PreparedJob
 from coati_rl.processes.actor_classes import START_TIMEOUT_S, ActorClasses
@@ -24,6 +25,8 @@ from coati_rl.processes.slow_phase import repeated
 from coati_rl.runtime import remote
 from coati_rl.runtime.cluster import actor_options, own_namespace, ray_cluster
 from coati_rl.runtime.coordinator_actor import CoordinatorActor
+from coati_rl.runtime.join_server import JoinServer
+from coati_rl.runtime.joined_handle import end_producer
 from coati_rl.runtime.managed_actor import ManagedActor, num_done
 from coati_rl.runtime.placement_manager import PlacementManager, Reservation
 from coati_rl.runtime.ray_heartbeats import ray_heartbeats
@@ -65,12 +68,7 @@ def in_ray(
 class ActorGroup:
     """Create and hold the actors of a run in Ray; implements `Actors` of the supervisor."""
 
-    def __init__(
-        self,
-        prepared: PreparedJob,
-        paths: RunPaths,
-        classes: ActorClasses,
-    ) -> None:
+    def __init__(self, prepared: PreparedJob, paths: RunPaths, classes: ActorClasses) -> None:
         self._config = prepared.config
         self._prepared = prepared
         self._paths = paths
@@ -92,6 +90,7 @@ class ActorGroup:
         self.producers: dict[int, ManagedActor] = {}
         self.reward_models: list[ManagedActor] = []
         self.scorers: list[ManagedActor] = []
+        self._join_server: JoinServer | None = None
         size = checkpoint_bytes(self._config, prepared.plan.precision)
         self.heartbeats = ray_heartbeats(HangTimeouts.of(self._config, checkpoint_bytes=size))
 
@@ -130,6 +129,10 @@ class ActorGroup:
         }
         if self._config.takes_turns:  # they load in their own turn, which is the first
             self._add_producers()
+        if self._classes.join_server is not None:
+            context = self._context("join-server", None)
+            config = cast("Config", self._config)
+            self._join_server = JoinServer(self._classes.join_server, config, context, namespace=self._namespace)
 
     def _add_producers(self) -> None:
         for _ in range(self._config.num_producers):
@@ -155,9 +158,18 @@ class ActorGroup:
         reservation = self._placement.acquire_more()
         return None if reservation is None else self._start_producer(reservation)
 
-    def _start_producer(self, reservation: Reservation) -> int:
-        producer_id = self._num_producers
+    def add_joining(self) -> None:
+        """Give the producers that wait to join over HTTPS their numbers."""
+        for key in [] if self._join_server is None else self._join_server.waiting():
+            producer_id = self._next_number()
+            self.starting[producer_id] = self._join_server.admit(key, producer_id)
+
+    def _next_number(self) -> int:
         self._num_producers += 1
+        return self._num_producers - 1
+
+    def _start_producer(self, reservation: Reservation) -> int:
+        producer_id = self._next_number()
         context = self._context(f"producer-{producer_id}", reservation)
         context = replace(context, server=self._servers.take(producer_id))
         producer_cls: Any = self._classes.producer
@@ -175,7 +187,7 @@ class ActorGroup:
     def admit_producer(self, producer_id: int) -> None:
         """Start the work of a producer whose engine is loaded."""
         member = self.starting.pop(producer_id)
-        self.coordinator.add_producer(producer_id)
+        self.coordinator.add_producer(producer_id, is_extra=member.is_joined)
         task = member.handle.run.remote(self._coordinator.client_of_actors())
         self.producers[producer_id] = replace(member, task=task)
 
@@ -185,7 +197,7 @@ class ActorGroup:
         if member is not None:
             self.heartbeats.end(member.name)
             self._servers.release(producer_id)
-            ray.kill(member.handle)
+            end_producer(member.handle)
             if member.reservation is not None:
                 self._placement.release(member.reservation, is_leaving=leaves)
             self.coordinator.remove_producer(producer_id, cause, leaves=leaves)
@@ -195,14 +207,16 @@ class ActorGroup:
         return self._placement.dead_raylets()
 
     def members(self) -> list[ManagedActor]:
-        """Return all actors but the coordinator."""
-        of_producers = [*self.producers.values(), *self.starting.values()]
+        """Return all actors but the coordinator and the join server."""
+        of_producers = [each for each in (*self.producers.values(), *self.starting.values()) if not each.is_joined]
         return [*self.trainers.values(), *of_producers, *self.reward_models, *self.scorers]
 
     def end(self) -> None:
         """Kill every actor."""
         for handle in [member.handle for member in self.members()] + [self._coordinator.handle]:
             ray.kill(handle)
+        if self._join_server is not None:
+            self._join_server.end()
         self.heartbeats.end_silent()
 
     def _make_trainer(self, rank: int) -> Any:
@@ -271,14 +285,8 @@ class ActorGroup:
 
     def _context(self, name: str, reservation: Reservation | None) -> ActorContext:
         if reservation is not None:
-            logger.info(
-                "%s: %s at %s, slot %d of %d",
-                name,
-                reservation.need,
-                reservation.address,
-                reservation.slot,
-                reservation.num_slots,
-            )
+            slot, num_slots = reservation.slot, reservation.num_slots
+            logger.info("%s: %s at %s, slot %d of %d", name, reservation.need, reservation.address, slot, num_slots)
         plan = self._prepared.plan
         return ActorContext(
             name=name,

@@ -1,4 +1,6 @@
-"""Join the Ray cluster of a run with this machine, and leave it: `coati-rl join`, `coati-rl leave`.
+"""Join the Ray cluster of a run with this machine, and leave it: `coati-rl join HOST:PORT`, `coati-rl leave`.
+
+An address that begins with https:// is that of a run's --join-port: `coati.join` needs no cluster.
 
 A run with --max-producers starts an engine on each node that has room. Before its node leaves, at SIGTERM (a
 preemption notice) or Ctrl-C, each producer here gives its prompts back, and others sample them at once.
@@ -11,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,11 @@ _LOOK_S = 0.2
 
 def join(arguments: Sequence[str]) -> int:
     """Join until a signal, then leave. Returns: 0 after a signal, 1 if the node ended by itself."""
+    if any(word.startswith(("https://", "http://")) for word in arguments):
+        exit_code: int = import_module("coati.join").main(arguments)  # above this package in the order of imports
+        return exit_code
     parser = argparse.ArgumentParser(prog="coati-rl join", description="Join the Ray cluster of a run.")
-    parser.add_argument("address", help="of the cluster's head, HOST:PORT; its token is found as `ray start` does")
+    parser.add_argument("address", help="of the cluster's head, HOST:PORT, or a run's --join-port, https://HOST:PORT")
     parser.add_argument("--num-cpus", type=int, help="cores to offer; default: all")
     parser.add_argument("--num-gpus", type=int, help="GPUs to offer; default: all")
     parser.add_argument("--node-ip-address", help="this machine's address; default: found by Ray")
@@ -34,7 +40,7 @@ def join(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # else Ray's client sends none
     try:
-        with _leaving() as is_leaving, _joined_here() as note, _node(options) as node:
+        with leaving() as is_leaving, joined_here() as note, _node(options) as node:
             note.touch()
             while node.poll() is None and not is_leaving():
                 time.sleep(_LOOK_S)
@@ -69,10 +75,15 @@ def leave(arguments: Sequence[str]) -> int:
 
 
 @contextmanager
-def _leaving() -> Iterator[Any]:
-    """Yield what tells whether a signal has come."""
+def leaving(on_signal: Callable[[], object] = lambda: None) -> Iterator[Any]:
+    """Yield what tells whether a signal has come; `on_signal` is called when one does."""
     came: list[int] = []
-    before = {number: signal.signal(number, lambda got, _: came.append(got)) for number in _SIGNALS}
+
+    def note(number: int, _: object) -> None:
+        came.append(number)
+        on_signal()
+
+    before = {number: signal.signal(number, note) for number in _SIGNALS}
     try:
         yield lambda: bool(came)
     finally:
@@ -138,7 +149,7 @@ def _result(reference: Any) -> Any:
 
 
 @contextmanager
-def _joined_here() -> Iterator[Path]:
+def joined_here() -> Iterator[Path]:
     """Yield the note by which `coati-rl leave` finds this process."""
     note = _notes() / str(os.getpid())
     try:

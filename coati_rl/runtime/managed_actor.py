@@ -7,6 +7,7 @@ from typing import Any
 import ray
 
 from coati_rl.runtime import remote
+from coati_rl.runtime.joined_handle import JoinedHandle
 from coati_rl.runtime.placement_manager import Reservation
 
 
@@ -18,6 +19,11 @@ class ManagedActor:
     handle: Any
     task: Any  # reference of the call
     reservation: Reservation | None = None
+
+    @property
+    def is_joined(self) -> bool:
+        """Return True for a producer that has joined over HTTPS, and has no process in Ray."""
+        return isinstance(self.handle, JoinedHandle)
 
     def is_done(self) -> bool:
         """See `Member`."""

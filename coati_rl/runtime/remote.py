@@ -16,6 +16,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from coati_rl.batching.packed_group import PackedGroup
 from coati_rl.coordinator.run_status import RunStatus
 from coati_rl.errors import CoatiError, CoordinatorReplacedError, PeerLostError, RunError
+from coati_rl.runtime.joined_handle import producer_handle
 from coati_rl.text import first_line
 from coati_rl.types import CommitResult
 from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work
@@ -178,9 +179,9 @@ class RemoteCoordinator:
         """See Coordinator."""
         self._call("report_saved", step, path)
 
-    def add_producer(self, producer_id: int) -> None:
+    def add_producer(self, producer_id: int, *, is_extra: bool = False) -> None:
         """See Coordinator."""
-        self._call("add_producer", producer_id)
+        self._call("add_producer", producer_id, is_extra=is_extra)
 
     def remove_producer(self, producer_id: int, cause: str, *, leaves: bool = False) -> None:
         """See Coordinator."""
@@ -241,10 +242,7 @@ class RemoteProducer:
 
     def __init__(self, name: str, namespace: str) -> None:
         self._name = name
-        try:
-            self._handle = ray.get_actor(name, namespace=namespace)
-        except ValueError as error:  # raised by Ray if there is no such actor
-            raise PeerLostError(f"{name} has ended") from error
+        self._handle = producer_handle(name, namespace)
 
     def stage_weights(
         self, manifest: "WeightManifest", rendezvous: "Rendezvous", *, timeout_s: float

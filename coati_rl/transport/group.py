@@ -246,7 +246,7 @@ def _make_transport(
             # One receiver stages in host memory what arrives on its GPU; senders have no staging memory.
             return CollectiveTransport(communicator, device=device, is_copied=rendezvous.has_one_receiver)
         case "file":
-            return FileTransport(Path(rendezvous.directory or ""), rank=rank)
+            return FileTransport(Path(rendezvous.directory or ""), rank=rank, sends_deltas=rendezvous.sends_deltas)
         case "shm":
             make_segment = partial(ShmSegment, rendezvous.unique_id or "")
         case "ipc":

@@ -80,6 +80,11 @@ class Bucket:
         """Return the group rank that broadcasts it."""
         return self.items[0].entry.sender
 
+    @property
+    def itemsize(self) -> int:
+        """Return the bytes of a number; of mixed buckets those of the first, by which a delta is as right."""
+        return DTYPES[self.items[0].entry.dtype].itemsize
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightManifest:

@@ -27,6 +27,7 @@ class Rendezvous:
     first_rank: int
     unique_id: str | None = None  # hexadecimal; of nccl, or in the names of shm's segments
     directory: str | None = None  # of this group's files; file only
+    sends_deltas: bool = False  # of the file backend: what differs from the group's last update
     has_one_receiver: bool = False  # an engine's first rank alone joins, and stages for all ranks in host memory
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class Rendezvous:
     def from_json(text: str) -> "Rendezvous":
         """Parse what `to_json` wrote. Raises: TransferError on anything else."""
         types = {"backend": str, "secret": str, "host": str, "port": int, "world_size": int, "first_rank": int}
-        types["has_one_receiver"] = bool
+        types |= dict.fromkeys(("has_one_receiver", "sends_deltas"), bool)
         fields = parse_object(text, types | dict.fromkeys(_OPTIONAL, str), what="rendezvous")
         return Rendezvous(
             backend=cast(CollectiveBackend, fields["backend"]),
@@ -64,4 +65,5 @@ class Rendezvous:
             unique_id=fields["unique_id"] or None,
             directory=fields["directory"] or None,
             has_one_receiver=fields["has_one_receiver"],
+            sends_deltas=fields["sends_deltas"],
         )

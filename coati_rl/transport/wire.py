@@ -50,6 +50,7 @@ class WeightSender:
         device: torch.device | None = None,
         directory: Path | None = None,
         stages_on_gpu: bool = True,
+        sends_deltas: bool = False,
     ) -> None:
         """Choose the backend; `choose_backend` tells which one works where.
 
@@ -58,6 +59,7 @@ class WeightSender:
             device: the GPU of nccl and ipc.
             directory: for the file backend, on rank 0: on a disk that all members share, used by this run alone.
             stages_on_gpu: over nccl each rank of an engine receives and stages on its GPU; else one does for all.
+            sends_deltas: with files: an update is what differs from the group's last one.
         """
         # With shm and ipc each rank maps the senders' memory, where the update is once for all.
         self._has_one_receiver = backend in ("gloo", "file") or (backend == "nccl" and not stages_on_gpu)
@@ -65,6 +67,7 @@ class WeightSender:
         self._host = host
         self._device = (device or torch.device("cuda")) if backend in CUDA_BACKENDS else torch.device("cpu")
         self._directory = directory
+        self._sends_deltas = sends_deltas
         self._num_senders = 1  # of the open group; valid on rank 0
         self._own: Rendezvous | None = None  # of the open group, if any
         self._hub: PeerHub | None = None  # rank 0 only
@@ -123,6 +126,7 @@ class WeightSender:
                     world_size=num_senders + sum(members),
                     first_rank=first_rank,
                     has_one_receiver=self._has_one_receiver,
+                    sends_deltas=self._sends_deltas,
                 )
             )
             first_rank += num_members

@@ -72,6 +72,7 @@ def publishing(
         is_one_node=not config.cluster.master_address,
         directory=directory,
         in_turns=stages_on_host(config),
+        sends_deltas=config.sync.sync_deltas,
     )
     with closing(sender):
         send, start_commits = _make_send(backend, config, connect, reports, sender)
@@ -97,6 +98,7 @@ def make_sender(
     directory: Path | None,
     shares_process: bool = False,
     in_turns: bool = False,
+    sends_deltas: bool = False,
 ) -> WeightSender:
     """Return this rank's end of weight transfers.
 
@@ -109,6 +111,7 @@ def make_sender(
         directory: for weights that are sent as files; None: they are not.
         shares_process: an engine is in this process.
         in_turns: engines share the trainers' GPUs in turns.
+        sends_deltas: of files: see `WeightSender`.
     Raises: ConfigError if the transport cannot work here.
     """
     device = backend.device
@@ -126,7 +129,14 @@ def make_sender(
         gpu_bytes=torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
         gpu_memory_utilization=gpu_memory_utilization,
     )
-    return WeightSender(backend=wire, host=host, device=device, directory=directory, stages_on_gpu=on_gpu)
+    return WeightSender(
+        backend=wire,
+        host=host,
+        device=device,
+        directory=directory,
+        stages_on_gpu=on_gpu,
+        sends_deltas=sends_deltas and wire == "file",
+    )
 
 
 def _make_send(

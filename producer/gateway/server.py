@@ -5,6 +5,7 @@ calls in flight, then the thread.
 """
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -22,13 +23,19 @@ _CLOSE_TIMEOUT_S = 10.0
 
 
 class ServerThread:
-    """Serve until `close`; the socket accepts connections when this returns."""
+    """Serve until `close`; the socket accepts connections when this returns.
 
-    def __init__(self, app: FastAPI) -> None:
-        self._listener = listen()
+    Args:
+        app: answers.
+        listener: a listening socket; None: one on loopback, at a free port.
+        options: of uvicorn, in place of ours, such as a certificate.
+    """
+
+    def __init__(self, app: FastAPI, listener: socket.socket | None = None, **options: Any) -> None:
+        self._listener = listener or listen()
         self.url = url_of(self._listener)
         self._loop = asyncio.new_event_loop()
-        self._server = uvicorn.Server(server_config(app))
+        self._server = uvicorn.Server(server_config(app, **options))
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
         self._thread.start()
 

@@ -13,6 +13,7 @@ class FakeMember:
     name: str
     ends: Callable[[], bool] = lambda: False
     error: Exception | None = None
+    is_joined: bool = False
 
     @property
     def handle(self):

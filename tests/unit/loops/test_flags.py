@@ -217,6 +217,7 @@ IN_RUNS = {
         {False}, {True}, {"lora_rank": 2},
     ),
     "weight_transport": Row("gloo", lambda t: set(t.engines[0].wires), {"shm"}, {"gloo"}),
+    "sync_deltas": Row(True, lambda t: set(t.engines[0].deltas), {False}, {True}, {"weight_transport": "file"}),
     "probe_interval": Row(2, num_probed_syncs, 3, 2),
     "sync_timeout_s": Row(7.0, lambda t: set(t.engines[0].staging_timeouts), {60.0}, {7.0}),
 }  # fmt: skip

@@ -1,11 +1,14 @@
 """Test that fields of runs whose engines join and leave reach the driver (see test_flags.py)."""
 
+import socket
+
 import pytest
 
 from coati_rl.config.rules import check
 from coati_rl.driver import supervisor
 from coati_rl.driver.supervisor import Supervisor
 from coati_rl.errors import ConfigError
+from coati_rl.processes.join_address import check_join_address, join_url
 from tests.unit.driver.fake_actor_group import FakeActorGroup, FakeMember
 
 
@@ -60,3 +63,66 @@ def test_max_producers__leaves_the_place_of_a_lost_or_leaving_engine_to_the_next
 def test_max_producers__that_cannot_be_is_refused(config_with, changes, message):
     with pytest.raises(ConfigError, match=message):
         check(config_with(**{"num_inferencer": 2, "master_address": "10.0.0.1", **changes}))
+
+
+def test_join_port__admits_producers_that_wait_there(config_with):
+    def num_looks(port):
+        actors, looks = FakeActorGroup(*[[]] * 3, done_after=3), []
+        actors.add_joining = lambda: looks.append(1)
+        config = config_with(join_port=port)
+        takes = config.join_port is not None
+        Supervisor(actors, id, num_producers=1, takes_joining=takes, stall_timeout_s=60.0).run()
+        return len(looks)
+
+    assert num_looks(None) == 0 < num_looks(18443)
+
+
+def test_join_port__what_joined_and_is_lost_is_not_replaced():
+    actors = FakeActorGroup(*[[]] * 4, done_after=4)
+    actors.producers = {0: FakeMember("producer-0"), 1: FakeMember("producer-1", is_joined=True)}
+    actors.heartbeats.hung, dropped = {"producer-1": "silent"}, []
+
+    def drop_producer(producer_id, cause, *, leaves=False):
+        dropped.append((producer_id, cause, leaves))
+        del actors.producers[producer_id]
+
+    actors.drop_producer, actors.add_joining = drop_producer, lambda: None
+    Supervisor(actors, id, num_producers=1, takes_joining=True, stall_timeout_s=60.0).run()
+    assert dropped == [(1, "silent", True)] and actors.producers.keys() == {0}
+
+
+def test_join_host__is_where_the_run_listens(config_with):
+    config = config_with(join_port=18443, join_host="localhost")
+    assert join_url(config.parallel) == "http://localhost:18443"
+
+
+def test_join_cert__and_key_make_it_https_and_have_to_be_files_of_one(config_with, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        config = config_with(join_port=port, join_cert=str(tmp_path / "no.pem"), join_key=str(tmp_path / "no.key"))
+        with pytest.raises(ConfigError, match=f"--join-port {port}: cannot listen there: "):
+            check_join_address(config.parallel)
+    assert join_url(config.parallel) == f"https://127.0.0.1:{port}"
+    with pytest.raises(ConfigError, match=r"--join-cert .*no\.pem --join-key .*no\.key: cannot be used"):
+        check_join_address(config.parallel)
+
+
+def test_join_key__is_given_with_the_certificate(config_with):
+    with pytest.raises(ConfigError, match="--join-cert and --join-key: give both or none"):
+        config_with(join_port=18443, join_cert="cert.pem")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"join_host": "10.0.0.5"},
+            "--join-host 10.0.0.5 without --join-cert: the token and the weights would",
+        ),
+        ({"weight_transport": "nccl"}, "--weight-transport nccl with --join-port 18443: the run's own end has no GPU"),
+        ({"colocate": True}, "--join-port 18443 with --colocate: its engines are those of -i"),
+    ],
+)
+def test_join_port__that_cannot_be_is_refused(config_with, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        config_with(join_port=18443, **changes)

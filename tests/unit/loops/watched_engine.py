@@ -37,6 +37,8 @@ class WatchedEngine:
         self.max_sequences = 0
         self.staging_timeouts = []
         self.wires = []  # by which weights came
+        self.deltas = []  # whether they came as differences
+        self.digests = []
         self.names_received = []  # of tensors, by update
         self.commits_in_flight = []
 
@@ -68,8 +70,10 @@ class WatchedEngine:
     def stage_weights(self, manifest, rendezvous, *, timeout_s):
         self.staging_timeouts.append(timeout_s)
         self.wires.append(rendezvous.backend)
+        self.deltas.append(rendezvous.sends_deltas)
         self.names_received.append({entry.name for entry in manifest.entries})
         digests = self._engine.stage_weights(manifest, rendezvous, timeout_s=timeout_s)
+        self.digests += digests
         self._identities = tuple(weights_identity(manifest.base, digest) for digest in digests)
         return digests
 

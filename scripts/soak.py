@@ -72,6 +72,7 @@ class Soak:
                     if process.poll() is None and self._has_begun():
                         self._fault(process)
                 if process.poll() is None:
+                    self._ends_expected |= {0, 130}
                     process.send_signal(signal.SIGINT)
                 self._note_end(process.wait(END_S))
 
@@ -83,8 +84,8 @@ class Soak:
         self._ends_expected = {0, 130}
         command = self._machine.command([*self._command, *resume])
         with self._run_dir.with_suffix(".out").open("ab") as output:
-            options = {"stdout": output, "stderr": output, "env": self._machine.environment}
-            process = subprocess.Popen(command, **options, start_new_session=True)
+            environment = self._machine.environment
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
         try:
             yield process
         finally:

@@ -46,6 +46,7 @@ class LedgerWriter:
         lock = threading.RLock()
         self._changed = threading.Condition(lock)  # of those that wait for a record: hundreds of producers commit
         self._asked = threading.Condition(lock)  # of the writer's thread
+        self._has_room = threading.Condition(lock)  # of those that have a group: one is let in after the other
         self._orders: list[Callable[[], None]] = []
         self._bytes_queued = 0  # of groups, before they are encoded
         self._num_appended = self._num_written = self._num_durable = 0
@@ -141,15 +142,13 @@ class LedgerWriter:
     @contextmanager
     def room(self, num_bytes: int, *, timeout_s: float) -> Iterator[None]:
         """Wait, at most so long, while more groups are queued than are soon written; append groups in the block."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._bytes_queued < _MAX_BYTES_QUEUED or bool(self.problem), timeout_s)
-            self._bytes_queued += num_bytes  # at once, as hundreds of producers may be let in together
+        with self._has_room:
+            self._has_room.wait_for(lambda: self._bytes_queued < _MAX_BYTES_QUEUED or bool(self.problem), timeout_s)
+            self._bytes_queued += num_bytes
         try:
             yield
         finally:
-            with self._changed:
-                self._bytes_queued -= num_bytes
-                self._changed.notify_all()
+            self._make_room(num_bytes)
 
     def _wait_for(self, is_done: Callable[[], bool], timeout_s: float) -> None:
         with self._changed:
@@ -174,9 +173,15 @@ class LedgerWriter:
             self._writer.submit(self._write_batch)
         return number
 
+    def _make_room(self, num_bytes: int) -> None:
+        with self._has_room:
+            self._bytes_queued -= num_bytes
+            self._has_room.notify()
+
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
+            self._has_room.notify_all()
 
     # --- in the writer's thread ------------------------------------------------------------------------------------
 
@@ -204,9 +209,7 @@ class LedgerWriter:
             self._changed.notify_all()
 
     def _add(self, encode: Encode, *, group_bytes: int) -> None:
-        with self._changed:
-            self._bytes_queued -= group_bytes
-            self._changed.notify_all()
+        self._make_room(group_bytes)
         size = self._size_before + self._size + self._batch_bytes
         if group_bytes and self._max_bytes is not None and size >= self._max_bytes:
             if not self._is_full:

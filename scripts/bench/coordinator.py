@@ -20,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 from simulated_run import Shape, Simulation, random_group
@@ -68,8 +69,9 @@ def scale(shape: Shape, scales: list[int]) -> dict[str, dict[str, float]]:
     """Return the figures of runs with as many times the producers and trainer ranks."""
     found = {}
     for times in scales:
-        sizes = {"producers": shape.producers * times, "trainers": shape.trainers * times}
-        found[f"{times}x"] = {**sizes, **measure(replace(shape, **sizes))}
+        producers, trainers = shape.producers * times, shape.trainers * times
+        figures = measure(replace(shape, producers=producers, trainers=trainers))
+        found[f"{times}x"] = {"producers": producers, "trainers": trainers, **figures}
     return found
 
 
@@ -108,9 +110,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int)
     given = vars(parser.parse_args())
     sizes = LONG if given["what"] == "scale" else QUICKSTART
-    shape = Shape(
-        **{name: sizes[name] if given[name] is None else given[name] for name in sizes}, detail=given["detail"]
-    )
+    chosen: dict[str, Any] = {name: sizes[name] if given[name] is None else given[name] for name in sizes}
+    shape = Shape(**chosen, detail=given["detail"])
     found = {
         "ledger": lambda: ledger(shape, given["rounds"]),
         "scale": lambda: scale(shape, given["scales"]),

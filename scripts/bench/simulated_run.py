@@ -3,7 +3,7 @@
 import resource
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,7 +71,7 @@ class Simulation:
         self._version = 0
         self._is_over = False
         self._lock = threading.Lock()
-        self.cpu_s: Counter[str] = Counter()  # within calls, by caller
+        self.cpu_s: defaultdict[str, float] = defaultdict(float)  # within calls, by caller
         self.of_threads_s = 0.0  # CPU time of all simulated threads, calls included
 
     def run(self) -> dict[str, float]:
@@ -146,9 +146,14 @@ class Simulation:
     def _answer(self, lease: Lease, producer: int) -> PackedGroup:
         """Return a group with arrays of its own, so that memory is that of a run."""
         answer = self._answers[lease.lease_id % len(self._answers)]
-        arrays = {"token_ids": answer.token_ids.copy(), "logprobs": answer.logprobs.copy()}
-        versions = ((self._version, len(answer.logprobs)),)
-        return replace(answer, lease_id=lease.lease_id, producer_id=producer, policy_versions=versions, **arrays)
+        return replace(
+            answer,
+            lease_id=lease.lease_id,
+            producer_id=producer,
+            token_ids=answer.token_ids.copy(),
+            logprobs=answer.logprobs.copy(),
+            policy_versions=((self._version, len(answer.logprobs)),),
+        )
 
     def _train(self, rank: int) -> None:
         number = 0

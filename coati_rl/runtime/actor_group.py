@@ -160,9 +160,10 @@ class ActorGroup:
 
     def add_joining(self) -> None:
         """Give the producers that wait to join over HTTPS their numbers."""
-        for key in [] if self._join_server is None else self._join_server.waiting():
+        server = self._join_server
+        for key in [] if server is None else server.waiting():
             producer_id = self._next_number()
-            self.starting[producer_id] = self._join_server.admit(key, producer_id)
+            self.starting[producer_id] = server.admit(key, producer_id)
 
     def _next_number(self) -> int:
         self._num_producers += 1

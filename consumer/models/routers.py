@@ -136,7 +136,7 @@ class Routers:
         coeff = self._coeff / len(self._num_experts)
         return Routing(
             balance=make_balance(micro_batch, coeff=coeff, device=device, context=context),
-            routes=None if self._replay == "none" else _own_routes(micro_batch, device, context),
+            routes=None if self._replay == "none" else _on_device(_own_routes(micro_batch, context), device),
             replays=self._replay == "rollout",
         )
 
@@ -146,7 +146,7 @@ class Routers:
         """Return the argument for a micro-batch that is scored; None where no routes are replayed."""
         if not self._num_experts or self._replay != "rollout" or micro_batch.routes is None:
             return None
-        return Routing(balance=None, routes=_own_routes(micro_batch, device, context), replays=True)
+        return Routing(balance=None, routes=_on_device(_own_routes(micro_batch, context), device), replays=True)
 
     def add(self, routings: Iterable[Routing | None]) -> None:
         """Add what was found in micro-batches."""
@@ -173,15 +173,22 @@ class Routers:
         return router_metrics(total / copies, has_routes=self._replay != "none")
 
 
-def _own_routes(micro_batch: MicroBatch, device: torch.device, context: ContextRank | None) -> Tensor | None:
-    """Return the routes of this rank's tokens, uint[R * L, D, K]; None if no token's are known."""
+def replayed_routing(routes: np.ndarray, device: torch.device) -> Routing:
+    """Return the argument of the layers for a forward that replays routes, uint[R, L, D, K], and observes nothing."""
+    return Routing(balance=None, routes=_on_device(routes, device), replays=True)
+
+
+def _own_routes(micro_batch: MicroBatch, context: ContextRank | None) -> np.ndarray | None:
+    """Return the routes of this rank's tokens, uint[R, l, D, K]; None if no token's are known."""
     routes = micro_batch.routes
-    if routes is None:
-        return None
-    if context is not None:
-        cut = cut_context(micro_batch, context.size)
-        routes = cut.own_tokens(routes.transpose(2, 3, 0, 1), context.rank).transpose(2, 3, 0, 1)
-    return on_device(torch.tensor(routes.reshape(-1, *routes.shape[2:])), device)
+    if routes is None or context is None:
+        return routes
+    cut = cut_context(micro_batch, context.size)
+    return cut.own_tokens(routes.transpose(2, 3, 0, 1), context.rank).transpose(2, 3, 0, 1)
+
+
+def _on_device(routes: np.ndarray | None, device: torch.device) -> Tensor | None:
+    return None if routes is None else on_device(torch.tensor(routes.reshape(-1, *routes.shape[2:])), device)
 
 
 def router_metrics(found: Tensor, *, has_routes: bool = False) -> dict[str, float | None]:

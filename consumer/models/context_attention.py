@@ -69,11 +69,11 @@ class _GatheredAttention(torch.autograd.Function):
         of_query, of_key, of_value = (torch.empty_like(tensor) for tensor in (query, key, value))
         for (heads, keys), sums in zip(_head_chunks(query, key, part), log_sums, strict=True):
             tensors = _whole(query, key, value, heads, keys, part, attended.dtype)
-            outputs = [each[:, :, heads].to(attended.dtype) for each in (gradient, attended)]
-            of_own, *of_whole = _attend_backward(*outputs, sums, *tensors, part, settings)
+            of_out, out = (each[:, :, heads].to(attended.dtype) for each in (gradient, attended))
+            of_own, *of_whole = _attend_backward(of_out, out, sums, *tensors, part, settings)
             of_query[:, heads] = of_own.transpose(1, 2)
-            for out in (of_value, of_key):
-                out[:, keys] = part.scatter_sums(of_whole.pop()).transpose(1, 2)
+            for summed in (of_value, of_key):
+                summed[:, keys] = part.scatter_sums(of_whole.pop()).transpose(1, 2)
         return of_query, of_key, of_value, None, None
 
 
@@ -105,8 +105,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, part: ContextPart, settin
         return VarlenPaths.of(part.pieces, query.device).attend(query, key, value, settings)
     attended, log_sums = torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
     for row, tokens, piece in _places(part):
-        paths = [_along(each[row], piece.seen(settings.window)) for each in (key, value)]
-        found = attend_path(_by_head(query[row, tokens]), *paths, settings)
+        keys, values = (_along(each[row], piece.seen(settings.window)) for each in (key, value))
+        found = attend_path(_by_head(query[row, tokens]), keys, values, settings)
         attended[row, tokens], log_sums[row, tokens] = (each[0].transpose(0, 1) for each in found)
     return attended, log_sums
 
@@ -130,11 +130,13 @@ def _attend_backward(
         return into
     for row, tokens, piece in _places(part):
         ranges = piece.seen(settings.window)
-        path, of_path = ([_along(each[row], ranges) for each in pair] for pair in ((key, value), (of_key, of_value)))
-        own = [_by_head(each[row, tokens]) for each in (gradient, attended, log_sums[..., None], query, of_query)]
-        add_path_gradients(*own[:2], own[2][..., 0], own[3], *path, settings, into=(own[4], *of_path))
-        if len(ranges) > 1:  # `of_path` are copies
-            for whole, joined in zip((of_key, of_value), of_path, strict=True):
+        keys, values, of_keys, of_values = (_along(each[row], ranges) for each in (key, value, of_key, of_value))
+        of_out, out, asking, of_asking = (_by_head(each[row, tokens]) for each in (gradient, attended, query, of_query))
+        sums = log_sums[row, tokens].T[None]
+        found = of_asking, of_keys, of_values
+        add_path_gradients(of_out, out, sums, asking, keys, values, settings, into=found)
+        if len(ranges) > 1:  # the gradients of the path are a copy
+            for whole, joined in ((of_key, of_keys), (of_value, of_values)):
                 parts = joined[0].transpose(0, 1).split([end - start for start, end in ranges])
                 for (start, end), each in zip(ranges, parts, strict=True):
                     whole[row, start:end] = each

@@ -70,10 +70,10 @@ def add_path_gradients(
     """Add the gradients of query, key and value to `into`, from the gradient and the results of `attend_path`."""
     of_query, of_key, of_value = into
     for queries, tiles in _tiles(query, key, settings):
-        given = [each[:, :, queries] for each in (gradient, attended, log_sums, query)]
+        of_out, out, sums, asking = (each[:, :, queries] for each in (gradient, attended, log_sums, query))
         for tile in tiles:
-            path = [each[:, :, tile.keys] for each in (key, value)]
-            found = _attend_backward(*given, *path, tile, settings.scaling)
+            keys, values = (each[:, :, tile.keys] for each in (key, value))
+            found = _attend_backward(of_out, out, sums, asking, keys, values, tile, settings.scaling)
             of_query[:, :, queries] += found[0]
             of_key[:, :, tile.keys] += found[1]
             of_value[:, :, tile.keys] += found[2]

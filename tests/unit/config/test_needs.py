@@ -90,6 +90,7 @@ OFF = {
     **{"lr_schedule": "constant", "optimizer": "/mine.py:make"},
 }
 ON = {
+    **{"join_port": 8443, "join_cert": "/cert.pem"},
     **{"kl_coeff": 0.1, "entropy_target": 0.5, "off_policy_correction": "tis", "soft_over_length_punishment": True},
     **{"env": "/w.py:W", "tools": ["calculator"], "mcp_server": ["serve"], "agent_command": "agent"},
     **{"eval_temperature": 1.0, "teacher": "/teacher", "lora_rank": 4, "adapter": "/adapter", "reward_type": "boxed"},

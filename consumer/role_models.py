@@ -68,8 +68,7 @@ class RoleModel:
             router_replay: what these do with the engines' routes.
         Raises: ConfigError if the model cannot be read or cannot be sharded this way.
         """
-        self.role = role
-        self._parallelism = parallelism
+        self.role, self._parallelism = role, parallelism
         self._optimizer = optimizer
         self._has_scalar_head = head is not None
         self._keeps_masters = precision == "bf16"
@@ -83,10 +82,8 @@ class RoleModel:
         self.infos = describe_parameters(self.module, parallelism.layout, parallelism.layers_per_stage(self.module))
         self.adapters = None if adapters is None else Adapters(self.module, self.infos, adapters)
         self.torch_optimizer = self._made_optimizer()
-        factors, attach = tuple[ParameterInfo, ...](), None
-        if self.adapters is not None:
-            factors = self.adapters.factor_infos
-            attach = partial(self.adapters.attach, layout=parallelism.layout)
+        factors = () if self.adapters is None else self.adapters.factor_infos
+        attach = None if self.adapters is None else partial(self.adapters.attach, layout=parallelism.layout)
         self._sharded = parallelism.shard(self.module, (*self.infos, *factors), self.torch_optimizer, attach)
         self.parameters = self._sharded.parameters
         self.memory = ModelMemory(self.module, self.parameters, self.torch_optimizer)

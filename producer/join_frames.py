@@ -70,7 +70,7 @@ def _read_lease(fields: Mapping[str, Any]) -> Lease:
 
 
 def groups_frame(groups: Sequence[PackedGroup], **fields: Any) -> Frame:
-    """Return a frame of groups: their arrays follow each other, int32[N], float32[M] and the bytes of routes of each."""
+    """Return a frame of groups: the arrays of each follow each other, int32[N], float32[M] and the bytes of routes."""
     described, payload = list[dict[str, Any]](), list[bytes]()
     for each in groups:
         arrays = (each.token_ids.astype("<i4"), each.logprobs.astype("<f4"), route_bytes(each))

@@ -70,9 +70,7 @@ class ActorGroup:
 
     def __init__(self, prepared: PreparedJob, paths: RunPaths, classes: ActorClasses) -> None:
         self._config = prepared.config
-        self._prepared = prepared
-        self._paths = paths
-        self._classes = classes
+        self._prepared, self._paths, self._classes = prepared, paths, classes
         self._num_producers = 0  # created so far
         self._servers = ServerShares(self._config.engine_urls)
         self._namespace = own_namespace()
@@ -160,10 +158,11 @@ class ActorGroup:
 
     def add_joining(self) -> None:
         """Give the producers that wait to join over HTTPS their numbers."""
-        server = self._join_server
-        for key in [] if server is None else server.waiting():
+        if self._join_server is None:
+            return
+        for key in self._join_server.waiting():
             producer_id = self._next_number()
-            self.starting[producer_id] = server.admit(key, producer_id)
+            self.starting[producer_id] = self._join_server.admit(key, producer_id)
 
     def _next_number(self) -> int:
         self._num_producers += 1

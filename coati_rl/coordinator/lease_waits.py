@@ -15,8 +15,10 @@ class LeaseWaits:
         self._waiting: dict[int, threading.Condition] = {}
 
     def wait_for(self, producer_id: int, is_over: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until a producer's request can be answered, at most so long; a later request wakes an earlier one."""
-        self.notify((producer_id,))
+        """Wait until a producer's request can be answered, at most so long.
+
+        A producer makes one at a time: an earlier one that still waits has lost its caller, and ends at its timeout.
+        """
         here = self._waiting[producer_id] = threading.Condition(self._lock)
         here.wait_for(is_over, timeout_s)
         if self._waiting.get(producer_id) is here:

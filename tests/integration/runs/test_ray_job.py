@@ -126,10 +126,11 @@ def test_a_run_is_submitted_with_its_code_and_packages(head, clone, wheel, make_
 
 
 def test_a_mistake_in_the_flags_fails_the_job_with_its_message(head, clone, make_tiny, flags, tmp_path):
-    sizes = [*flags(make_tiny(tied=True)), "-b", "transformers", "-ptp", 64, "--device", "cpu"]
+    sizes = [*flags(make_tiny(tied=True)), "-b", "transformers", "-ptp", 2, "--device", "cpu"]
     done = submitted(head, clone, {}, "python", "rl_example.py", *sizes, "--run-dir", tmp_path / "run")
     assert done.returncode != 0
-    assert "no resources for" in done.stdout, done.stdout
+    assert "--producer-tensor-parallel-size 2 without --backend vllm: has no effect" in done.stdout
+    assert "Job entrypoint command failed with exit code 2" in done.stdout, done.stdout
 
 
 def test_without_the_token_nothing_is_submitted(head, clone):

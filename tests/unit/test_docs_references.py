@@ -86,6 +86,7 @@ def all_flags() -> frozenset[str]:
         ROOT / "coati_rl/doctor/command.py",
         ROOT / "coati_rl/rehearsal/command.py",
         ROOT / "coati_rl/runtime/join_command.py",
+        ROOT / "coati/join.py",
         ROOT / "coati_rl/tinker/command.py",
         ROOT / "docs/examples/own_loop.py",
     ]

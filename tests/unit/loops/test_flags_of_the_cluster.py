@@ -75,6 +75,7 @@ def test_master_port__is_where_the_trainers_meet(monkeypatch, config_with, port)
     members = actor_group.ActorGroup.__new__(actor_group.ActorGroup)
     vars(members).update(
         _config=config_with(num_trainers=1, master_port=port),
+        _classes=ActorClasses(coordinator=object, trainer=object),
         _namespace="run",
         _placement=SimpleNamespace(reward_models=[]),
         _coordinator=SimpleNamespace(client_of_actors=lambda: None),

@@ -16,7 +16,7 @@ def references(tmp_path: Path, *, precision: str, probes: list[tuple[int, ...]],
     """Of each sync: whether its probe was scored in float32; None if it had none. Float32 is half a nat above."""
     reported: list[bool | None] = []
 
-    def report(version: int, logprobs: object, reference: object = None) -> None:
+    def report(version: int, logprobs: object, reference: object, producer: None) -> None:
         reported[version] = reference is not None
         if reference is not None:
             assert (reference - logprobs).tolist() == [0.5, 0.5]

@@ -91,9 +91,17 @@ def test_router_replay__has_trainers_compute_with_the_experts_that_the_engine_ch
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("mode", "is_equal"), [("rollout", True), ("measure", False)])
+@pytest.mark.parametrize(
+    ("mode", "changes"),
+    [
+        ("measure", {}),
+        ("rollout", {}),
+        ("rollout", {"colocate": True, "n_behind": 0}),
+        ("rollout", {"n_behind": 1, "inflight_update": True, "num_inferencer": 2}),
+    ],
+)
 def test_router_replay__scores_probes_with_the_experts_of_an_engine_that_chooses_others(
-    run_in_threads, expert_dir, monkeypatch, mode, is_equal
+    run_in_threads, expert_dir, monkeypatch, mode, changes
 ):
     class OtherExperts(RouteRecorder):
         """An engine whose routers choose the next expert in place of each of their own."""
@@ -108,10 +116,10 @@ def test_router_replay__scores_probes_with_the_experts_of_an_engine_that_chooses
         return logits, expert_weights(router, logits, chosen).to(weights.dtype), chosen
 
     monkeypatch.setattr(transformers_engine, "RouteRecorder", OtherExperts)
-    own = {"model": expert_dir, "backend": "transformers", "router_replay": mode, "max_steps": 3}
+    own = {"model": expert_dir, "backend": "transformers", "router_replay": mode, "max_steps": 3, **changes}
     trace = run_in_threads({**own, "max_logprob_gap": 100.0})
     gaps = [event["probe_gap_max"] for event in trace.of("sync")]
-    assert len(gaps) >= 2 and all((gap <= 1e-4) is is_equal for gap in gaps)
+    assert len(gaps) >= 2 and all((gap <= 1e-4) is (mode == "rollout") for gap in gaps)
 
 
 @pytest.mark.full

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from coati_rl.batching.packed_group import PackedGroup
+from coati_rl.probe import ProbeAnswer
 from coati_rl.types import CommitResult, GenerationRequest, GenerationResult, Problem, TokenChunk
 from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work
 
@@ -90,10 +91,10 @@ class GenerationEngine(Protocol):
         Weights can be staged meanwhile. Requests wait, those that are running, too. Raises: EngineError.
         """
 
-    def probe_logprobs(self, token_ids: Sequence[int], *, timeout_s: float) -> np.ndarray:
-        """Return log-probabilities, nats at temperature 1, of token_ids[1:] under the serving weights.
+    def probe(self, token_ids: Sequence[int], *, timeout_s: float) -> ProbeAnswer:
+        """Return log-probabilities, nats at temperature 1, of token_ids[1:] under the serving weights, and the routes.
 
-        Returns: float32[T - 1]; float32[0] from an engine that has none. Raises: EngineError.
+        Raises: EngineError.
         """
 
     def close(self) -> None:
@@ -156,8 +157,17 @@ class ProducerCoordinator(Protocol):
 class SyncReports(Protocol):
     """Declare the reports of a weight sync; see `coati_rl.coordinator.coordinator.Coordinator`."""
 
-    def report_probe(self, policy_version: int, logprobs: np.ndarray, reference: np.ndarray | None = None) -> None:
-        """Report the float32[T - 1] of a sync's probe before `report_sync`; in bf16 those of float32, too."""
+    def report_probe(
+        self,
+        policy_version: int,
+        logprobs: np.ndarray,
+        reference: np.ndarray | None = None,
+        producer: int | None = None,
+    ) -> None:
+        """Report the float32[T - 1] of a sync's probe before `report_sync`; in bf16 those of float32, too.
+
+        `producer`: with whose routes it was scored, after its commit, by a ProbeWork.
+        """
 
     def report_sync(self, report: SyncReport) -> None:
         """Report that the transfer of a weight sync has ended."""

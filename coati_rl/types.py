@@ -1,7 +1,6 @@
 """Define the data exchanged between the services: prompts, leases, completions, trajectories, rollout groups.
 
-G episodes per prompt (group size); L tokens of a trajectory, N of them in the loss; T tokens of an engine's answer;
-arrays are NumPy's.
+G episodes per prompt (group size); L tokens of a trajectory, N of them in the loss; T tokens of an engine's answer.
 """
 
 from collections.abc import Sequence
@@ -288,6 +287,7 @@ class CommitResult:
     seconds: float  # until the new weights served; if the commit was in flight, generation paused for all of it
     probe_logprobs: np.ndarray  # float32[T - 1], of a probe's tokens after the first; empty without a probe
     identities: tuple[str, ...] = ()  # of the weights that serve, as the engine's ranks have them
+    probe_routes: np.ndarray | None = None  # uint[T, D, K], with which it computed these; see `coati_rl.routes`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from coati_rl.samples import RaggedBatch
 from coati_rl.types import CommitResult, Lease
 
@@ -40,6 +42,16 @@ class SyncWork:
     policy_version: int
     members: tuple[int, ...]  # producer ids
     probe: tuple[int, ...] = ()  # token ids whose log-probabilities verify the sync; none: it is not verified
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeWork:
+    """Order a sync's probe to be scored with the experts that a producer's engine chose; the weights are the sync's."""
+
+    policy_version: int
+    producer: int
+    probe: tuple[int, ...]  # T token ids
+    routes: np.ndarray | None  # uint[T, D, K], see `coati_rl.routes`; None: the engine returned none
 
 
 Side = Literal["producers", "trainers"]
@@ -88,7 +100,9 @@ class FinishWork:
     step: int
 
 
-Work = TrainWork | RepeatWork | SyncWork | HandOverWork | SaveWork | EvaluateWork | ReferenceWork | FinishWork
+Work = (
+    TrainWork | RepeatWork | SyncWork | ProbeWork | HandOverWork | SaveWork | EvaluateWork | ReferenceWork | FinishWork
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,7 @@ from coati_rl.work import (
     EvaluateWork,
     FinishWork,
     HandOverWork,
+    ProbeWork,
     ReferenceWork,
     RepeatWork,
     SaveWork,
@@ -40,13 +41,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Publish = Callable[[SyncWork], None]
+ScoreProbe = Callable[[ProbeWork], None]
 HandOver = Callable[[HandOverWork], None]
 OnDataset = Callable[[EvaluateWork | ReferenceWork], None]
 
 POLL_S = 5.0  # time limit of one request to the source, which then answers with the reason for waiting
 
 
-def _without_producers(work: SyncWork) -> None:
+def _without_producers(work: SyncWork | ProbeWork) -> None:
     """Raise, since a source without producers never orders a weight sync."""
     raise RunError(f"a weight sync to version {work.policy_version} is ordered in a run without producers")
 
@@ -75,6 +77,7 @@ class TrainLoop:
         is_reporter: bool,
         checkpoint_dir: Path,
         publish: Publish = _without_producers,
+        score_probe: ScoreProbe = _without_producers,
         hand_over: HandOver = _without_turns,
         on_dataset: OnDataset = _without_dataset,
         on_step: Callable[[], None] = lambda: None,
@@ -87,7 +90,7 @@ class TrainLoop:
         self._reports = reports
         self._backend = backend
         self._train_step = train_step  # True: with a correction for the engine-trainer mismatch
-        self._publish = publish
+        self._publish, self._score_probe = publish, score_probe
         self._hand_over = hand_over
         self._on_dataset = on_dataset
         self._is_reporter = is_reporter  # True on the one rank that reports optimizer steps
@@ -121,6 +124,8 @@ class TrainLoop:
                         self._train(work)
                     elif isinstance(work, SyncWork):
                         self._publish(work)
+                    elif isinstance(work, ProbeWork):
+                        self._score_probe(work)
                     elif isinstance(work, HandOverWork):
                         self._hand_over(work)
                     elif isinstance(work, EvaluateWork | ReferenceWork):
@@ -148,7 +153,7 @@ class TrainLoop:
         self._idle.note(self._rank, is_idle=True)
         with self._timeline.span("wait for work", item=index):
             work = coming.result()
-        self._idle.note(self._rank, is_idle=isinstance(work, SyncWork))
+        self._idle.note(self._rank, is_idle=isinstance(work, SyncWork | ProbeWork))
         if isinstance(work, TrainWork | RepeatWork):
             self._wait_s += time.perf_counter() - begin
         return work
@@ -204,4 +209,4 @@ def _step_of(work: Work | None) -> int | None:
         return work.step + 1
     if isinstance(work, EvaluateWork):
         return work.batch.step
-    return work.policy_version if isinstance(work, SyncWork) else getattr(work, "step", None)
+    return work.policy_version if isinstance(work, SyncWork | ProbeWork) else getattr(work, "step", None)

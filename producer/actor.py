@@ -17,6 +17,7 @@ from coati_rl.config.engine_rules import answers_per_prompt
 from coati_rl.errors import EngineError
 from coati_rl.observability.phases import PHASES
 from coati_rl.observability.timeline import Timeline
+from coati_rl.probe import ProbeAnswer
 from coati_rl.processes.actor_process import ActorContext, enter_actor
 from coati_rl.processes.heartbeats import Heartbeat
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
@@ -129,10 +130,12 @@ class ProducerActor:
             identities = engine.commit_weights(policy_version, in_flight=in_flight, timeout_s=timeout_s)
         self._timeline.instant("policy version", policy_version=policy_version)
         seconds = time.perf_counter() - begin
-        logprobs = np.empty(0, dtype=np.float32)
+        answer = ProbeAnswer(logprobs=np.empty(0, dtype=np.float32))
         if probe:
-            logprobs = engine.probe_logprobs(probe, timeout_s=min(timeout_s, _PROBE_TIMEOUT_S))
-        return CommitResult(seconds=seconds, probe_logprobs=logprobs, identities=identities)
+            answer = engine.probe(probe, timeout_s=min(timeout_s, _PROBE_TIMEOUT_S))
+        return CommitResult(
+            seconds=seconds, probe_logprobs=answer.logprobs, identities=identities, probe_routes=answer.routes
+        )
 
     def sleep(self, timeout_s: float) -> None:
         """Give up the engine's memory until weights are committed, in the trainers' turn."""

@@ -63,7 +63,7 @@ class EngineMember:
     def commit(self, policy_version: int, probe: Sequence[int], timeout_s: float) -> tuple[tuple[str, ...], np.ndarray]:
         """Serve the update. Returns: the identity of its weights on each rank, and the probe's log-probabilities."""
         identities = self._engine.commit_weights(policy_version, in_flight=False, timeout_s=timeout_s)
-        return identities, self._engine.probe_logprobs(probe, timeout_s=timeout_s)
+        return identities, self._engine.probe(probe, timeout_s=timeout_s).logprobs
 
     def sleep(self, timeout_s: float) -> None:
         """Give up the memory of weights and caches until the next commit."""
@@ -80,7 +80,7 @@ class EngineMember:
 
     def probe(self, probe: Sequence[int], timeout_s: float) -> np.ndarray:
         """Return the probe's log-probabilities under the serving weights, float32[T - 1] in nats."""
-        return self._engine.probe_logprobs(probe, timeout_s=timeout_s)
+        return self._engine.probe(probe, timeout_s=timeout_s).logprobs
 
     def close(self) -> None:
         """End the engine."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from coati_rl.batching.packed_group import PackedGroup
 from coati_rl.checkpoint.untrained_rollouts import describe_packed, read_packed, route_bytes
+from coati_rl.routes import routes_as_json, routes_of_json
 from coati_rl.types import CommitResult, Lease, Prompt, SamplingParams
 from coati_rl.work import LeaseReply
 
@@ -97,16 +98,19 @@ def read_groups(frame: Frame, *, producer_id: int) -> list[PackedGroup]:
 
 def commit_frame(result: CommitResult, **fields: Any) -> Frame:
     """Return a frame of a commit's result."""
+    routes = None if result.probe_routes is None else routes_as_json(result.probe_routes)
     return Frame(
-        fields={**fields, "seconds": result.seconds, "identities": result.identities},
+        fields={**fields, "seconds": result.seconds, "identities": result.identities, "probe_routes": routes},
         payload=result.probe_logprobs.astype("<f4").tobytes(),
     )
 
 
 def read_commit(frame: Frame) -> CommitResult:
-    """Restore what `commit_frame` holds."""
+    """Restore what `commit_frame` holds. Raises: ValueError, KeyError or TypeError if routes are none."""
+    routes = frame.fields.get("probe_routes")
     return CommitResult(
         seconds=float(frame.fields["seconds"]),
         probe_logprobs=np.frombuffer(frame.payload, "<f4").astype(np.float32),
         identities=tuple(frame.fields["identities"]),
+        probe_routes=None if routes is None else routes_of_json(routes),
     )

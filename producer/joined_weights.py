@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from coati_rl.errors import RunError, TransferError
+from coati_rl.probe import ProbeAnswer
 from coati_rl.protocols import GenerationEngine
 from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.manifest import WeightManifest
@@ -68,10 +69,12 @@ class JoinedWeights:
             self._stage(copy, timeout_s)
             identities = self._engine.commit_weights(version, in_flight=order["in_flight"], timeout_s=timeout_s)
             seconds = time.perf_counter() - begin
-            logprobs = np.empty(0, dtype=np.float32)
+            answer = ProbeAnswer(logprobs=np.empty(0, dtype=np.float32))
             if probe:
-                logprobs = self._engine.probe_logprobs(probe, timeout_s=_PROBE_S)
-            result = CommitResult(seconds=seconds, probe_logprobs=logprobs, identities=identities)
+                answer = self._engine.probe(probe, timeout_s=_PROBE_S)
+            result = CommitResult(
+                seconds=seconds, probe_logprobs=answer.logprobs, identities=identities, probe_routes=answer.routes
+            )
         except RunError as error:
             return Frame(fields={"error": str(error), "digest": ""})
         logger.info("serves version %d, digest %s", version, copy.digest)

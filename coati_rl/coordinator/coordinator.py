@@ -147,10 +147,16 @@ class Coordinator:
         with self._change():
             self._reports.saved(step, path)
 
-    def report_probe(self, policy_version: int, logprobs: np.ndarray, reference: np.ndarray | None = None) -> None:
+    def report_probe(
+        self,
+        policy_version: int,
+        logprobs: np.ndarray,
+        reference: np.ndarray | None = None,
+        producer: int | None = None,
+    ) -> None:
         """See SyncReports."""
         with self._change():
-            self._reports.probe(policy_version, logprobs, reference)
+            self._reports.probe(policy_version, logprobs, reference, producer)
 
     def report_sync(self, report: SyncReport) -> None:
         """See SyncReports."""

@@ -71,9 +71,10 @@ class LogprobMismatchMonitor:
             logprobs: in the run's precision.
             reference: in float32; None: not measured this time, or no limit depends on it.
         """
-        if not self._expected or self._expected[-1][0] != version:
-            self._expected.append((version, logprobs))
-            self._rounding = self._rounding if reference is None else reference - logprobs
+        if self._expected and self._expected[-1][0] == version:
+            self._expected.pop()  # scored again: in another attempt of a sync, or with another engine's routes
+        self._expected.append((version, logprobs))
+        self._rounding = self._rounding if reference is None else reference - logprobs
 
     def measure(self, version: int, logprobs: np.ndarray) -> LogprobMismatch | None:
         """Compare an engine's float32[T - 1] with the expected ones; None if either is missing."""

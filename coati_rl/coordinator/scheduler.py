@@ -16,7 +16,7 @@ from coati_rl.coordinator.step_stats import StepDraft, StepSummary
 from coati_rl.errors import RunError
 from coati_rl.samples import RaggedBatch
 from coati_rl.types import RolloutGroup
-from coati_rl.work import FinishWork, HandOverWork, RepeatWork, SyncWork, TrainWork, Wait, Work
+from coati_rl.work import FinishWork, HandOverWork, ProbeWork, RepeatWork, SyncWork, TrainWork, Wait, Work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class TrainNote:
     dropped: Sequence[RolloutGroup] = ()  # before the step
 
 
-Note = SyncWork | HandOverWork | RepeatWork | FinishWork | SaveNote | TrainNote
+Note = SyncWork | ProbeWork | HandOverWork | RepeatWork | FinishWork | SaveNote | TrainNote
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +69,8 @@ class Scheduler:
             return update
         if state.flow.is_stopped:
             return self._save() if state.checkpoint_schedule.has_unsaved_step else self._finish()
+        if (probe := state.syncs.next_probe()) is not None:
+            return self._same_for_all(probe)
         return (
             self._sync(index, is_over=is_over)
             or self._at_boundary(is_over=is_over)
@@ -83,7 +85,9 @@ class Scheduler:
         found = state.turns.end_producers(is_over=is_over)
         if isinstance(found, Wait):
             return found
-        is_last = is_over and not state.checkpoint_schedule.has_unsaved_step and not state.flow.updates.num_due
+        is_last = is_over and not (
+            state.checkpoint_schedule.has_unsaved_step or state.flow.updates.num_due or state.syncs.has_unscored
+        )
         return self._finish() if is_last else self._same_for_all(found)
 
     def _trainers_turn(self, *, is_over: bool) -> Assembly | None:
@@ -104,7 +108,7 @@ class Scheduler:
             draft = self._state.stats.redraft(note.step, note.counts, note.dropped)
         return self._mini_batch(note, lambda: mini_batches[note.number], draft, batcher.close, written=0)
 
-    def _same_for_all(self, work: SyncWork | HandOverWork | RepeatWork | FinishWork) -> Assembly:
+    def _same_for_all(self, work: SyncWork | ProbeWork | HandOverWork | RepeatWork | FinishWork) -> Assembly:
         return Assembly(note=work, make=lambda: [work] * self._dp)
 
     def _later_update(self, *, is_over: bool) -> Assembly | None:
@@ -173,6 +177,8 @@ class Scheduler:
 
     def _train_or_end(self, is_over: bool) -> Assembly | Wait:
         state, members = self._state, self._state.members
+        if state.syncs.awaits_routes and members.is_committing:  # the next update changes the weights to score it with
+            return Wait(reason=f"waiting for {members.committing} and the experts that its probe was routed to")
         if is_over and state.evaluation.is_running:
             return state.evaluation.wait
         if is_over and members.is_committing:

@@ -38,6 +38,7 @@ class CoordinatorSettings:
     updates_per_batch: int = 1  # optimizer steps on each batch
     mismatch: MismatchSettings = field(default_factory=MismatchSettings)
     max_probe_tokens: int = 3
+    replays_routes: bool = False  # trainers compute with the experts that engines chose, of probes, too
     tasks: tuple[str, ...] = ()  # of the training prompts; () where they are of one, which has no figures of its own
 
     @property
@@ -120,6 +121,7 @@ def coordinator_settings(
             judges_sampled=not config.recomputes_old_logprobs,
             temperature=min(config.of_task(task).sampling.temperature for task in tasks),
         ),
+        replays_routes=config.router_replay == "rollout",
         max_probe_tokens=min(_PROBE_TOKENS, config.max_model_len - 1),
         tasks=tuple(tasks) if len(tasks) > 1 else (),
     )

@@ -20,7 +20,7 @@ from coati_rl.coordinator.logprob_mismatch import LogprobMismatch
 from coati_rl.coordinator.scheduler import TrainNote
 from coati_rl.coordinator.step_plans import StepPlan
 from coati_rl.types import CommitResult, Prompt, RolloutGroup
-from coati_rl.work import CommitReport, FinishWork, HandOverWork, RepeatWork, SyncReport, SyncWork
+from coati_rl.work import CommitReport, FinishWork, HandOverWork, ProbeWork, RepeatWork, SyncReport, SyncWork
 
 _DATACLASSES = {
     cls.__name__: cls
@@ -32,6 +32,7 @@ _DATACLASSES = {
         HandOverWork,
         LogprobMismatch,
         Position,
+        ProbeWork,
         RepeatWork,
         RoundingSums,
         SaveNote,

@@ -38,9 +38,14 @@ class TrainingReports:
             self.write_step(record)
         state.progressed()
 
-    def probe(self, policy_version: int, logprobs: np.ndarray, reference: np.ndarray | None) -> None:
+    def probe(
+        self, policy_version: int, logprobs: np.ndarray, reference: np.ndarray | None, producer: int | None
+    ) -> None:
         """Store the trainers' log-probabilities of a sync's probe, float32[T - 1], and those in float32."""
         self._state.mismatch_monitor.expect(policy_version, logprobs, reference)
+        if producer is not None:
+            self._handle_mismatch(self._state.syncs.scored(producer))
+            self._state.record_sync(producers=())
 
     def sync(self, report: SyncReport) -> None:
         """Record how the transfer of the last SyncWork ended."""

@@ -11,8 +11,10 @@ from coati_rl.coordinator.logprob_mismatch import LogprobMismatch, LogprobMismat
 from coati_rl.coordinator.membership import Membership
 from coati_rl.coordinator.settings import CoordinatorSettings
 from coati_rl.errors import RunError
+from coati_rl.routes import routes_of
 from coati_rl.text import name_producers
-from coati_rl.work import CommitReport, SyncReport, SyncWork, Wait
+from coati_rl.types import CommitResult
+from coati_rl.work import CommitReport, ProbeWork, SyncReport, SyncWork, Wait
 
 
 class WeightSyncs:
@@ -28,6 +30,9 @@ class WeightSyncs:
         "_gaps",
         "_num_staged",
         "_probed",
+        "_is_probed",
+        "_unscored",
+        "_scoring",
         "seconds",
     )
 
@@ -53,6 +58,7 @@ class WeightSyncs:
         self._members = members
         self._monitor = monitor
         self._probe = tuple(probe)
+        self._replays_routes = settings.replays_routes
         self._probe_interval = settings.sync.probe_interval
         self._transfer: SyncWork | None = None  # started, not yet reported
         self._report: SyncReport | None = None  # of the sync whose commits are awaited
@@ -62,11 +68,17 @@ class WeightSyncs:
         self._gaps: list[LogprobMismatch] = []
         self._num_staged = 0  # successful transfers
         self._probed: set[int] = set()  # producers that were probed once
+        self._is_probed = False  # the last sync
+        # With `replays_routes`: producers whose answer the trainers have still to score, and the one they are scoring.
+        self._unscored: list[int] = []
+        self._scoring: int | None = None
         self.seconds = 0.0  # of the last transfer
 
     @property
     def transfer(self) -> Wait | None:
-        """Return the reason for which others wait during a transfer, from its order until its report."""
+        """Return the reason for which others wait during a transfer, or the scoring of a probe, until its report."""
+        if self._scoring is not None:
+            return Wait(reason=f"waiting for the probe of version {self._version} to be scored")
         if self._transfer is None:
             return None
         who = name_producers(self._transfer.members)
@@ -76,6 +88,7 @@ class WeightSyncs:
         """Return the work that sends policy version `version` to these producers."""
         is_probed = self._num_staged % self._probe_interval == 0 or not self._probed.issuperset(members)
         probe = self._probe if is_probed else ()
+        self._is_probed = bool(probe)
         self._transfer = SyncWork(index=index, policy_version=version, members=members, probe=probe)
         return self._transfer
 
@@ -117,17 +130,50 @@ class WeightSyncs:
                 f"version {report.policy_version}, the trainers have {sent}: the engine has not taken what it received"
             )
         self._probed.add(report.producer)
-        logprobs = report.result.probe_logprobs
-        gap = self._monitor.measure(report.policy_version, logprobs)
+        if self._replays_routes and len(report.result.probe_logprobs):
+            self._unscored.append(report.producer)
+            return None
+        return self._problem(report.producer, report.result)
+
+    @property
+    def awaits_routes(self) -> bool:
+        """Return True if trainers score the probe of the last sync with the routes of the producers' answers."""
+        return self._replays_routes and self._is_probed
+
+    @property
+    def has_unscored(self) -> bool:
+        """Return True if trainers have to score a probe before their weights change."""
+        return bool(self._unscored)
+
+    def next_probe(self) -> ProbeWork | None:
+        """Return the work that scores a producer's probe with its routes; None if none waits for it."""
+        if not self._unscored:
+            return None
+        self._scoring = producer = self._unscored.pop(0)
+        result = self._commits[producer].result
+        routes = None if result is None else routes_of(len(self._probe), [result.probe_routes])
+        return ProbeWork(policy_version=self._version, producer=producer, probe=self._probe, routes=routes)
+
+    def scored(self, producer: int) -> str | None:
+        """Record that the trainers have scored a producer's probe; return why it does not match, None if it does."""
+        if producer != self._scoring or (result := self._commits[producer].result) is None:
+            return None  # reported again
+        self._scoring = None
+        return self._problem(producer, result)
+
+    def _problem(self, producer: int, result: CommitResult) -> str | None:
+        """Measure the gap of a probe. Returns: why it does not match, None if it does."""
+        logprobs = result.probe_logprobs
+        gap = self._monitor.measure(self._version, logprobs)
         if gap is None:
             return None
         self._gaps.append(gap)
-        problem = self._monitor.probe_problem(report.policy_version, logprobs, gap)
-        return problem and f"producer-{report.producer}: {problem}"
+        problem = self._monitor.probe_problem(self._version, logprobs, gap)
+        return problem and f"producer-{producer}: {problem}"
 
     def take_record(self) -> Mapping[str, Any] | None:
-        """Return the record of the sync for syncs.jsonl, once, when no commit is awaited any more."""
-        if self._report is None or self._members.is_committing:
+        """Return the record of the sync for syncs.jsonl, once, when no commit and no probe is awaited any more."""
+        if self._report is None or self._members.is_committing or self._unscored or self._scoring is not None:
             return None
         report, self._report = self._report, None
         results = {p: c.result for p, c in self._commits.items() if c.result is not None}

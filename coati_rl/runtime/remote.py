@@ -167,9 +167,15 @@ class RemoteCoordinator:
         """See Coordinator."""
         self._call("report_sync", report)
 
-    def report_probe(self, policy_version: int, logprobs: np.ndarray, reference: np.ndarray | None = None) -> None:
+    def report_probe(
+        self,
+        policy_version: int,
+        logprobs: np.ndarray,
+        reference: np.ndarray | None = None,
+        producer: int | None = None,
+    ) -> None:
         """See Coordinator."""
-        self._call("report_probe", policy_version, logprobs, reference)
+        self._call("report_probe", policy_version, logprobs, reference, producer)
 
     def report_commit(self, report: CommitReport) -> None:
         """See Coordinator."""

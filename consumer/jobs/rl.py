@@ -112,6 +112,7 @@ def train_loop(
             backend,
             lambda is_corrected: correcting if is_corrected else plain,
             publish=publication.publish,
+            score_probe=publication.score_probe,
             **turns,
             **trainer.loop_options(backend, config.run.kept_weights),
         )

@@ -2,7 +2,8 @@
 
 Rank 0 directs the sync; the head rank of every other pipeline stage sends that stage's weights; the other
 tensor-parallel ranks take part in gathering them; ranks with dp_rank > 0 send nothing. All ranks first score the sync's
-probe with the weights that are sent; the engines' log-probabilities are compared with these.
+probe with the weights that are sent; the engines' log-probabilities are compared with these. Where routes are replayed
+they score it after an engine's answer, which has its routes, and before the next update.
 """
 
 from collections import deque
@@ -22,8 +23,8 @@ from coati_rl.config.update_rules import stages_on_gpu
 from coati_rl.protocols import SyncReports, WeightReceiver
 from coati_rl.transport.choice import WeightTransport, choose_backend
 from coati_rl.transport.wire import WeightSender
-from coati_rl.work import SyncWork
-from consumer.train_loop import Publish
+from coati_rl.work import ProbeWork, SyncWork
+from consumer.train_loop import Publish, ScoreProbe
 from consumer.weight_sync.publisher import StageSender, WeightPublisher, Weights
 from consumer.weight_sync.rank_sender import Exporter, make_manifest
 
@@ -40,6 +41,7 @@ class Publication:
     """Hold what a rank does in a weight sync."""
 
     publish: Publish
+    score_probe: ScoreProbe  # with an engine's routes, once it has answered
     start_commits: Callable[[], None]  # where they wait for the producers' turn
     release: Callable[[], None]  # of the memory of transfers, until the next one
 
@@ -78,14 +80,17 @@ def publishing(
         send, start_commits = _make_send(backend, config, connect, reports, sender)
         is_rounded, numbers = config.sync.judges_rounding and backend.precision == "bf16", count()
 
+        def score_probe(work: SyncWork | ProbeWork) -> None:
+            in_float32 = is_rounded and next(numbers) % PROBES_PER_REFERENCE == 0
+            _score_probe(backend, work, reports, in_float32=in_float32)
+
         def publish(work: SyncWork) -> None:
-            if work.probe:
-                in_float32 = is_rounded and next(numbers) % PROBES_PER_REFERENCE == 0
-                _score_probe(backend, work, reports, in_float32=in_float32)
+            if work.probe and config.router_replay != "rollout":
+                score_probe(work)
             # Collective: with sharded weights other ranks take part in the export; one of each stage sends.
             send(work, backend.export_weights())
 
-        yield Publication(publish=publish, start_commits=start_commits, release=sender.close)
+        yield Publication(publish=publish, score_probe=score_probe, start_commits=start_commits, release=sender.close)
 
 
 def make_sender(
@@ -175,17 +180,18 @@ def _nothing() -> None:
     """Start no commit: another rank directs the sync."""
 
 
-def _score_probe(backend: "Backend", work: SyncWork, reports: SyncReports, *, in_float32: bool) -> None:
+def _score_probe(backend: "Backend", work: SyncWork | ProbeWork, reports: SyncReports, *, in_float32: bool) -> None:
     """Score the probe on all ranks and report its log-probabilities from the rank that has them.
 
     With `in_float32` it is scored a second time: what bfloat16 rounds of it.
     """
-    probe = probe_micro_batch(work.probe)
+    routes, producer = (work.routes, work.producer) if isinstance(work, ProbeWork) else (None, None)
+    probe = probe_micro_batch(work.probe, routes)
     scores = backend.score([probe])
     references = backend.score_float32([probe]) if in_float32 else []
     if backend.layout.is_reporter:
         logprobs, *reference = (each[0][0].float().cpu().numpy() for each in (scores, references) if each)
-        reports.report_probe(work.policy_version, logprobs, *reference)
+        reports.report_probe(work.policy_version, logprobs, next(iter(reference), None), producer)
 
 
 def _exhaust(weights: Weights) -> None:

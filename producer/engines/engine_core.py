@@ -6,8 +6,7 @@ In: requests, weight updates and probes, between two steps. Out: results.
 from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
-
+from coati_rl.probe import ProbeAnswer
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import GenerationRequest, GenerationResult
@@ -37,8 +36,8 @@ class EngineCore(Protocol):
     def step(self) -> list[GenerationResult]:
         """Run one step of the model. Returns: the results of finished requests."""
 
-    def probe(self, token_ids: tuple[int, ...], answer: Callable[[np.ndarray], None]) -> None:
-        """See `GenerationEngine.probe_logprobs`; `answer` is called now or in a later step."""
+    def probe(self, token_ids: tuple[int, ...], answer: Callable[[ProbeAnswer], None]) -> None:
+        """See `GenerationEngine.probe`; `answer` is called now or in a later step."""
 
     def start_staging(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
         """Check the manifest against the model and start receiving, without blocking. Raises: TransferError."""

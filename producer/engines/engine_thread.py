@@ -17,10 +17,9 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 
-import numpy as np
-
 from coati_rl.errors import CoatiError, EngineError, TransferError, TransferTimeoutError
 from coati_rl.observability.phases import PHASES
+from coati_rl.probe import ProbeAnswer
 from coati_rl.protocols import OnTokens
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
@@ -132,15 +131,15 @@ class ThreadedEngine:
         """See `GenerationEngine.sleep`."""
         self._call(self._sleep, until=time.monotonic() + timeout_s, what="going to sleep")
 
-    def probe_logprobs(self, token_ids: Sequence[int], *, timeout_s: float) -> np.ndarray:
-        """See `GenerationEngine.probe_logprobs`."""
+    def probe(self, token_ids: Sequence[int], *, timeout_s: float) -> ProbeAnswer:
+        """See `GenerationEngine.probe`."""
         sampling = SamplingParams(max_new_tokens=1)
         probe = GenerationRequest(request_id="probe", token_ids=tuple(token_ids), num_samples=1, sampling=sampling)
 
-        def serve(future: Future[np.ndarray]) -> None:
+        def serve(future: Future[ProbeAnswer]) -> None:
             try:
                 check_request(probe, vocab_size=self._core.vocab_size, max_model_len=self._core.max_model_len)
-                self._core.probe(probe.token_ids, lambda logprobs: answer(future, logprobs))
+                self._core.probe(probe.token_ids, lambda found: answer(future, found))
             except RequestRefusedError as error:
                 raise EngineError(f"a probe was refused: {error}") from error
 

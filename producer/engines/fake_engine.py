@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import xxhash
 
+from coati_rl.probe import ProbeAnswer
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import Completion, GenerationRequest, GenerationResult
@@ -101,8 +102,8 @@ class _FakeCore:
                     stream.send(index, [token], [logprob], self.policy_version)
         return [GenerationResult(request_id=request.request_id, completions=completions)]
 
-    def probe(self, token_ids: tuple[int, ...], answer: Callable[[np.ndarray], None]) -> None:
-        answer(np.empty(0, dtype=np.float32))  # this engine has no log-probabilities to prove
+    def probe(self, token_ids: tuple[int, ...], answer: Callable[[ProbeAnswer], None]) -> None:
+        answer(ProbeAnswer(logprobs=np.empty(0, dtype=np.float32)))  # this engine has no log-probabilities to prove
 
     def _complete(self, request: GenerationRequest, index: int) -> Completion:
         sampling = request.sampling

@@ -14,6 +14,7 @@ import torch
 
 from coati_rl.errors import EngineError
 from coati_rl.model_files.stored_views import StoredParameter, stored_parameters
+from coati_rl.probe import ProbeAnswer
 from coati_rl.processes.freed_memory import return_freed_memory
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
@@ -173,12 +174,13 @@ class _TransformersCore:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
 
-    def probe(self, token_ids: tuple[int, ...], answer: Callable[[np.ndarray], None]) -> None:
+    def probe(self, token_ids: tuple[int, ...], answer: Callable[[ProbeAnswer], None]) -> None:
         ids = torch.tensor([token_ids], device=self._device)  # int64[1, T]
         with torch.inference_mode():
             logits = self._model(input_ids=ids, use_cache=False).logits[0, :-1]
         logprobs = logits.float().log_softmax(dim=-1).gather(-1, ids[0, 1:, None])[:, 0]
-        answer(logprobs.cpu().numpy())
+        routes = None if self._recorder is None else self._recorder.take(ids)[0]
+        answer(ProbeAnswer(logprobs=logprobs.cpu().numpy(), routes=routes))
 
     def start_staging(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
         self._expected.check(manifest)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from coati_rl.errors import EngineError, TransferError, TransferTimeoutError
+from coati_rl.probe import ProbeAnswer
 from coati_rl.processes.shared_memory import unlink_mapped
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
@@ -57,7 +58,7 @@ class _VllmCore:
         self._loras: dict[str | None, Any] = {None: None}  # of requests, by the adapter's name
         self._engine: Any = None
         self._running: dict[str, RunningRequest] = {}
-        self._probes: dict[str, tuple[tuple[int, ...], Callable[[np.ndarray], None]]] = {}
+        self._probes: dict[str, tuple[tuple[int, ...], Callable[[ProbeAnswer], None]]] = {}
         self._num_probes = 0  # so far
         self._shared: SharedFile | None = None  # in which a rank stages updates for all
 
@@ -154,7 +155,7 @@ class _VllmCore:
         text: str = self._engine.get_tokenizer().decode(token_ids, skip_special_tokens=True)
         return text
 
-    def probe(self, token_ids: tuple[int, ...], answer: Callable[[np.ndarray], None]) -> None:
+    def probe(self, token_ids: tuple[int, ...], answer: Callable[[ProbeAnswer], None]) -> None:
         self._num_probes += 1
         probe_id = f"{_PROBE_PREFIX}{self._num_probes}"
         self._add_probe(probe_id, token_ids)
@@ -181,6 +182,14 @@ class _VllmCore:
         self._add_request(probe_id, token_ids, params)
         waiting = self._scheduler.waiting  # a deque; the probe is its last
         waiting.prepend_request(waiting.pop())
+        if self._routes is not None:
+            self._routes.expect(probe_id)
+
+    def _abort_probes(self) -> None:
+        """Abort the probes, which may be partly computed."""
+        self._engine.abort_request(list(self._probes))
+        if self._routes is not None:
+            self._routes.forget(self._probes)
 
     def _reserve_place(self) -> None:
         """Have one request more run than samples may, while there is a probe."""
@@ -211,7 +220,8 @@ class _VllmCore:
         logprobs = np.asarray(found, dtype=np.float32)
         if len(logprobs) != len(token_ids) - 1:
             raise EngineError(f"vLLM returned {len(logprobs)} log-probabilities for {len(token_ids)} tokens")
-        answer(logprobs)
+        routes = None if self._routes is None else self._routes.of_prompt(output)
+        answer(ProbeAnswer(logprobs=logprobs, routes=routes))
 
     def start_staging(self, manifest: WeightManifest, rendezvous: Rendezvous, *, timeout_s: float) -> None:
         self._expected.check(manifest)
@@ -257,7 +267,7 @@ class _VllmCore:
 
         core = self._engine.engine_core.engine_core
         results: list[GenerationResult] = []
-        self._engine.abort_request(list(self._probes))  # a probe may be partly computed
+        self._abort_probes()
         self._scheduler.set_pause_state(PauseState.PAUSED_ALL)
         try:
             while core.batch_queue:  # steps in flight (asynchronous scheduling) sample with the old weights

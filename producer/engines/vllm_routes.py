@@ -9,7 +9,7 @@ successor keeps its log-probability.
 T tokens, D decoder layers, K experts of a token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -101,14 +101,26 @@ class EngineRoutes:
 
     def added(self, result: GenerationResult) -> GenerationResult:
         """Return the result of an ended request with the routes of its completions."""
-        ids = self._ids.pop(result.request_id)
-        if self._has_recorder:
-            found = self._engine.collective_rpc("coati_take_routes", args=(ids,))[0]  # all ranks have the same
-        else:
-            found = [each.routes for each in result.completions]
+        found = self._taken(result.request_id, [each.routes for each in result.completions])
         with_routes = tuple(
-            # of greedy samples vLLM has one
-            replace(each, routes=None if (routes := found[number % len(found)]) is None else routes.astype(self._dtype))
+            replace(each, routes=found[number % len(found)])  # of greedy samples vLLM has one
             for number, each in enumerate(result.completions)
         )
         return replace(result, completions=with_routes)
+
+    def of_prompt(self, output: Any) -> np.ndarray | None:
+        """Return the routes of the prompt of vLLM's last output of a request with one sample, uint[T, D, K]."""
+        (routes,) = self._taken(output.request_id, [each.routed_experts for each in output.outputs])
+        return None if routes is None else routes[: len(output.prompt_token_ids)]
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Drop the routes of requests that were aborted."""
+        for each in request_ids:
+            self._taken(each, [None])
+
+    def _taken(self, request_id: str, returned: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+        """Return the routes of an ended request's samples. `returned`: those that vLLM has returned by itself."""
+        ids, found = self._ids.pop(request_id), returned
+        if self._has_recorder:
+            found = self._engine.collective_rpc("coati_take_routes", args=(ids,))[0]  # all ranks have the same
+        return [None if each is None else each.astype(self._dtype) for each in found]

@@ -14,11 +14,11 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-import numpy as np
 import torch
 
 from coati_rl.errors import ConfigError, EngineError
 from coati_rl.http_call import CallRefusedError, HttpCallError
+from coati_rl.probe import ProbeAnswer
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import GenerationRequest, GenerationResult
@@ -94,7 +94,7 @@ class _ServedCore:
         self._num_sent = 0
         self._versions: dict[str, int] = {}  # policy versions, by the server's names of its weights
         self._running: dict[str, _Sent] = {}  # by the request's id in this process
-        self._probes: dict[int, tuple[tuple[int, ...], Callable[[np.ndarray], None], Future[dict[str, Any]]]] = {}
+        self._probes: dict[int, tuple[tuple[int, ...], Callable[[ProbeAnswer], None], Future[dict[str, Any]]]] = {}
         self._replied: queue.SimpleQueue[str | int] = queue.SimpleQueue()  # ids of requests, numbers of probes
         self._staging = StagingArea(device=torch.device("cpu"))
         self._failure: str | None = None  # why the server is lost
@@ -175,7 +175,7 @@ class _ServedCore:
                 del self._running[number]
                 results.append(self._result(sent))
 
-    def probe(self, token_ids: tuple[int, ...], answer: Callable[[np.ndarray], None]) -> None:
+    def probe(self, token_ids: tuple[int, ...], answer: Callable[[ProbeAnswer], None]) -> None:
         self._num_sent += 1
         number = self._num_sent
         body = probe_body(token_ids, self._new_id())
@@ -270,7 +270,7 @@ class _ServedCore:
             return  # it was asked again after a commit
         token_ids, answer, reply = self._probes.pop(number)
         try:
-            answer(read_probe(reply.result(), token_ids))
+            answer(ProbeAnswer(logprobs=read_probe(reply.result(), token_ids)))
         except (HttpCallError, ReplyError) as error:
             raise EngineError(f"{self._server.url}: a probe: {error}") from error
 

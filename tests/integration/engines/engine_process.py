@@ -24,7 +24,7 @@ METHODS = (
     "close_episode",
     "stage_weights",
     "commit_weights",
-    "probe_logprobs",
+    "probe",
     "sleep",
 )
 OWN = (

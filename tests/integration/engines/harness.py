@@ -101,7 +101,7 @@ class Harness:
 
     def probe_gap(self, token_ids: Sequence[int]) -> float:
         """The largest |engine - transformers| over a probe's tokens, in nats."""
-        found = self.engine.probe_logprobs(token_ids, timeout_s=TIMEOUT_S)
+        found = self.engine.probe(token_ids, timeout_s=TIMEOUT_S).logprobs
         with torch.no_grad():
             logits = self.models[self.serving](torch.tensor([list(token_ids)])).logits[0, :-1]
         expected = log_softmax_of(logits.double().numpy(), np.asarray(token_ids[1:]))

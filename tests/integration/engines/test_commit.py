@@ -124,7 +124,7 @@ def test_a_probe_sees_the_serving_weights_alone_whatever_runs_beside_it(harness)
         for probe in (LONG_PROMPT, PROMPTS[0], PROMPTS[0][:2]):
             assert harness.probe_gap(probe) < 1e-4
     collect(harness, prompts)
-    assert len(harness.engine.probe_logprobs([5], timeout_s=TIMEOUT_S)) == 0
+    assert len(harness.engine.probe([5], timeout_s=TIMEOUT_S).logprobs) == 0
     assert harness.engine.num_sequences() == 0
 
 
@@ -142,7 +142,7 @@ def test_a_probe_does_not_wait_for_samples_that_are_queued(stepwise_harness, com
 def test_probes_and_commits_may_meet(harness):
     prompts = submit_many(harness)
     with ThreadPoolExecutor(max_workers=1) as pool:
-        probes = [pool.submit(harness.engine.probe_logprobs, LONG_PROMPT, timeout_s=TIMEOUT_S) for _ in range(8)]
+        probes = [pool.submit(harness.engine.probe, LONG_PROMPT, timeout_s=TIMEOUT_S) for _ in range(8)]
         for _ in range(2):
             harness.sync(1 - harness.serving, in_flight=True)
         answers = {tuple(probe.result(timeout=TIMEOUT_S).round(3).tolist()) for probe in probes}
@@ -153,5 +153,5 @@ def test_probes_and_commits_may_meet(harness):
 @pytest.mark.parametrize(("token_ids", "reason"), [([], "empty"), ([5, 320], "320"), (range(2, 258), "256 tokens")])
 def test_a_probe_that_the_model_cannot_take_is_refused(harness, token_ids, reason):
     with pytest.raises(EngineError, match=reason):
-        harness.engine.probe_logprobs(list(token_ids), timeout_s=TIMEOUT_S)
+        harness.engine.probe(list(token_ids), timeout_s=TIMEOUT_S)
     assert harness.probe_gap(PROMPTS[0]) < 1e-4

@@ -88,6 +88,7 @@ def test_experts_are_those_of_the_last_sync(harness: Harness) -> None:
         assert harness.probe_gap(PROMPT) < 1e-4
     for sample in harness.complete(PROMPT, num_samples=4, temperature=0.7, seed=3):
         assert harness.logprob_gap(PROMPT, sample, temperature=0.7) < 1e-4
+    check_a_probe_has_the_routes_that_it_was_computed_with(harness)
     check_routes_are_those_of_the_pass_of_each_token(harness)
     check_tokens_keep_their_routes_when_new_weights_compute_them_again(harness)
 
@@ -109,6 +110,13 @@ def routes_of(model: Any, token_ids: Sequence[int]) -> np.ndarray:
     for hook in hooks:
         hook.remove()
     return np.sort(found, axis=-1)
+
+
+def check_a_probe_has_the_routes_that_it_was_computed_with(harness: Harness) -> None:
+    for token_ids in (PROMPT, PROMPT * 2):
+        found = harness.engine.probe(token_ids, timeout_s=TIMEOUT_S)
+        expected = routes_of(harness.models[harness.serving], token_ids)
+        assert (np.sort(found.routes, axis=-1) == expected).all()
 
 
 def check_routes_are_those_of_the_pass_of_each_token(harness: Harness) -> None:

@@ -79,7 +79,7 @@ class AdapterHarness(Harness):
     def trainer_gap(self) -> float:
         """The largest |engine - trainer| over the probe's tokens, in nats."""
         scores = self.trainer.score([probe_micro_batch(PROBE)])[0][0].numpy()
-        return float(np.abs(scores - self.engine.probe_logprobs(PROBE, timeout_s=TIMEOUT_S)).max())
+        return float(np.abs(scores - self.engine.probe(PROBE, timeout_s=TIMEOUT_S).logprobs).max())
 
 
 KINDS = [

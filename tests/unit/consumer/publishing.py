@@ -97,7 +97,13 @@ class Reports:
         self.syncs: list[SyncReport] = []
         self.commits: queue.SimpleQueue[CommitReport] = queue.SimpleQueue()
 
-    def report_probe(self, policy_version: int, logprobs: np.ndarray, reference: np.ndarray | None = None) -> None:
+    def report_probe(
+        self,
+        policy_version: int,
+        logprobs: np.ndarray,
+        reference: np.ndarray | None = None,
+        producer: int | None = None,
+    ) -> None:
         raise AssertionError("the publisher has nothing to do with the trainers' probe")
 
     def report_sync(self, report: SyncReport) -> None:

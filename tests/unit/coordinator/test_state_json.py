@@ -10,7 +10,7 @@ import pytest
 from coati_rl.algorithms.rounding import RoundingSums
 from coati_rl.checkpoint.untrained_rollouts import FinishedGroup
 from coati_rl.coordinator.state_json import References, from_json, to_json
-from coati_rl.work import SyncWork
+from coati_rl.work import ProbeWork, SyncWork
 
 SYNC = SyncWork(index=3, policy_version=2, members=(0, 1), probe=(1, 2))
 VALUES = {
@@ -19,6 +19,7 @@ VALUES = {
     "counts": Counter(a=2),
     "recent": deque([RoundingSums(1.0, 2.0, 3.0, 4.0)]),
     "work": SYNC,
+    "probe": ProbeWork(policy_version=2, producer=1, probe=(1, 2), routes=None),
     "logprobs": np.array([-0.5, -1.25], dtype=np.float32),
     "numpy": [np.float64(0.5), np.int64(7)],
 }

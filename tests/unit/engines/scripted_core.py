@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from coati_rl.probe import ProbeAnswer
 from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import Completion, GenerationRequest, GenerationResult, SamplingParams
@@ -37,7 +38,7 @@ class ScriptedCore:
         self.queue: list[GenerationRequest] = []
         self.versions: dict[str, list[int]] = {}  # by request: of its tokens so far
         self.streams = {}
-        self.probes: list[Callable[[np.ndarray], None]] = []
+        self.probes: list[Callable[[ProbeAnswer], None]] = []
         self.polls_until_staged = 3
         self.num_steps = 0
         self.closed = threading.Event()
@@ -71,7 +72,7 @@ class ScriptedCore:
         if not self.gate.wait(timeout=0.01):
             return []
         while self.probes:
-            self.probes.pop()(np.full(1, self.policy_version, dtype=np.float32))
+            self.probes.pop()(ProbeAnswer(logprobs=np.full(1, self.policy_version, dtype=np.float32)))
         return self.sample()
 
     def sample(self):

@@ -132,9 +132,9 @@ def test_the_start_version_may_be_committed_and_may_be_minus_one(version):
 def test_a_probe_is_answered_beside_running_requests(start):
     core = ScriptedCore()
     engine = start(core)
-    assert engine.probe_logprobs([5, 6], timeout_s=10.0).tolist() == [3.0]
+    assert engine.probe([5, 6], timeout_s=10.0).logprobs.tolist() == [3.0]
     future = engine.submit(request("a"))
-    assert engine.probe_logprobs([5, 6], timeout_s=10.0).tolist() == [3.0]
+    assert engine.probe([5, 6], timeout_s=10.0).logprobs.tolist() == [3.0]
     assert versions(future) == [3]
 
 
@@ -143,16 +143,16 @@ def test_a_probe_that_is_answered_too_late_is_an_error_of_its_own_and_the_engine
     core.gate.clear()
     engine = start(core)
     with pytest.raises(EngineError, match="probing: the engine thread did not answer in time"):
-        engine.probe_logprobs([5, 6], timeout_s=0.1)
+        engine.probe([5, 6], timeout_s=0.1)
     core.gate.set()
-    assert len(engine.probe_logprobs([5, 6], timeout_s=10.0)) == 1
+    assert len(engine.probe([5, 6], timeout_s=10.0).logprobs) == 1
 
 
 @pytest.mark.parametrize(("token_ids", "reason"), [([], "empty"), ([5, 100], "token id 100"), ([1] * 10, "10 tokens")])
 def test_a_probe_that_no_core_could_take_is_refused(start, token_ids, reason):
     engine = start(ScriptedCore())
     with pytest.raises(EngineError, match=f"a probe was refused: .*{reason}"):
-        engine.probe_logprobs(token_ids, timeout_s=10.0)
+        engine.probe(token_ids, timeout_s=10.0)
 
 
 def test_versions_never_go_back(start):

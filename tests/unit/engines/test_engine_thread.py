@@ -137,7 +137,7 @@ def test_a_death_reaches_everyone_with_its_cause(start, method):
         *(lambda future=future: future.result(10.0) for future in futures),
         lambda: engine.stage_weights(MANIFEST, INVITATION, timeout_s=10.0),
         lambda: commit(engine, 4),
-        lambda: engine.probe_logprobs([5], timeout_s=10.0),
+        lambda: engine.probe([5], timeout_s=10.0),
         lambda: engine.submit(request("c")),
         lambda: engine.open_episode("e"),
         engine.check_alive,

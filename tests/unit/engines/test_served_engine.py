@@ -100,7 +100,7 @@ def test_a_request_says_all_that_sampling_depends_on(harness, server):
 
 
 def test_a_probe_has_the_servers_log_probabilities_of_the_prompt(harness):
-    found = harness.engine.probe_logprobs(PROMPT, timeout_s=10.0)
+    found = harness.engine.probe(PROMPT, timeout_s=10.0).logprobs
     rows = REPLIES["prompt_logprobs"][1]["prompt_logprobs"]
     assert found.tolist() == np.float32([rows[1]["41"]["logprob"], rows[2]["42"]["logprob"]]).tolist()
 

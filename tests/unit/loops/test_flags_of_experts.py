@@ -9,7 +9,10 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from coati_rl.checkpoint.position import read_data_state
 from coati_rl.errors import ConfigError
 from coati_rl.work import SaveWork
+from consumer.models.route_replay import expert_weights
 from consumer.proofs.model import try_model
+from producer.engines import transformers_engine
+from producer.engines.transformers_routes import RouteRecorder
 from tests.unit.loops.recorded_run import replay_of, write_metrics
 from tests.unit.loops.test_resume_ahead import K1, OPTIONS, records_after, samples_after
 
@@ -85,6 +88,38 @@ def test_router_replay__has_trainers_compute_with_the_experts_that_the_engine_ch
     line = next(run.run.rollouts(1)).line
     assert line["routes"]["shape"] == [len(line["prompt_token_ids"]) + len(line["token_ids"]), 1, 2]
     assert {stage.verdict for stage in run.stages(2)} == {"agrees"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("mode", "changes"),
+    [
+        ("measure", {}),
+        ("rollout", {}),
+        ("rollout", {"colocate": True, "n_behind": 0}),
+        ("rollout", {"n_behind": 1, "inflight_update": True, "num_inferencer": 2}),
+    ],
+)
+def test_router_replay__scores_probes_with_the_experts_of_an_engine_that_chooses_others(
+    run_in_threads, expert_dir, monkeypatch, mode, changes
+):
+    class OtherExperts(RouteRecorder):
+        """An engine whose routers choose the next expert in place of each of their own."""
+
+        def __init__(self, model):
+            router = model.base_model.layers[0].mlp.gate
+            router.register_forward_hook(lambda router, _, outputs: others(router, *outputs))
+            super().__init__(model)
+
+    def others(router, logits, weights, selected):
+        chosen = (selected + 1) % 4
+        return logits, expert_weights(router, logits, chosen).to(weights.dtype), chosen
+
+    monkeypatch.setattr(transformers_engine, "RouteRecorder", OtherExperts)
+    own = {"model": expert_dir, "backend": "transformers", "router_replay": mode, "max_steps": 3, **changes}
+    trace = run_in_threads({**own, "max_logprob_gap": 100.0})
+    gaps = [event["probe_gap_max"] for event in trace.of("sync")]
+    assert len(gaps) >= 2 and all((gap <= 1e-4) is (mode == "rollout") for gap in gaps)
 
 
 @pytest.mark.full

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import coati
 from coati_rl.errors import ConfigError, EngineError, RunError
+from coati_rl.probe import ProbeAnswer
 from coati_rl.work import TrainWork
 from producer.engine_client import Completion
 
@@ -222,8 +223,12 @@ def test_an_engine_serves_what_was_pushed_and_a_push_is_checked(model_dir, sampl
         (one,) = engine.generate(["hello"])[0]
         np.testing.assert_allclose(trainer.score([one.sample(0.0)])[0], one.logprobs, atol=1e-4)
         member = engine.members._member
-        probe = member._engine.probe_logprobs
-        monkeypatch.setattr(member._engine, "probe_logprobs", lambda *args, **options: probe(*args, **options) - 1)
+        probe = member._engine.probe
+
+        def shifted(*args, **options):
+            return ProbeAnswer(logprobs=probe(*args, **options).logprobs - 1)
+
+        monkeypatch.setattr(member._engine, "probe", shifted)
         with pytest.raises(RunError, match="from the trainer's"):
             trainer.push_to(engine)
 

@@ -9,8 +9,9 @@ import torch
 from coati_rl.errors import EngineError, PeerLostError
 from coati_rl.transport.manifest import build_manifest
 from coati_rl.transport.wire import WeightSender
+from coati_rl.types import CommitResult
 from producer.engines.fake_engine import FakeEngine
-from producer.join_frames import Frame
+from producer.join_frames import Frame, commit_frame, read_commit
 from producer.joined_producer import JoinedProducer
 from producer.joined_weights import JoinedWeights
 
@@ -113,6 +114,19 @@ def test_updates_are_bit_equal_with_restarts_damage_and_versions_that_are_skippe
         for (name, held), (other, sent) in zip(world.weights._copy.tensors, tensors, strict=True):
             assert name == other and torch.equal(held.view(torch.uint8), sent.view(torch.uint8))
     assert not world.errors
+
+
+@pytest.mark.parametrize("routes", [None, np.arange(12, dtype=np.uint16).reshape(3, 2, 2)])
+def test_a_commit_travels_with_the_log_probabilities_and_the_routes_of_its_probe(routes):
+    logprobs = np.array([-0.5, -1.25], dtype=np.float32)
+    sent = CommitResult(seconds=0.5, probe_logprobs=logprobs, identities=("a",), probe_routes=routes)
+    back = read_commit(Frame.from_bytes(commit_frame(sent).to_bytes()))
+    assert (back.seconds, back.identities, back.probe_logprobs.tolist()) == (0.5, ("a",), [-0.5, -1.25])
+    if routes is None:
+        assert back.probe_routes is None
+    else:
+        assert back.probe_routes.dtype == np.uint16
+        np.testing.assert_array_equal(back.probe_routes, routes)
 
 
 def test_a_producer_that_says_another_digest_does_not_get_prompts(world):

@@ -21,7 +21,8 @@ class JoinedProducers:
         """Take a free port. `output`: the directory of what they print."""
         output.mkdir(parents=True, exist_ok=True)
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
+            self._address = listener.getsockname()
+        port = self._address[1]
         self.flags = ["--join-port", str(port), "--join-host", "127.0.0.1"]
         self.environment = {"COATI_JOIN_TOKEN": secrets.token_hex()}
         join = ["join", f"http://127.0.0.1:{port}", "--model", str(model), "--device", "cpu"]
@@ -30,9 +31,9 @@ class JoinedProducers:
         self._processes: dict[Path, subprocess.Popen[bytes]] = {}
 
     def join(self) -> bool:
-        """Start one. Returns: False if there are enough."""
+        """Start one. Returns: False if there are enough, or the run does not listen yet."""
         self._processes = {path: each for path, each in self._processes.items() if each.poll() is None}
-        if len(self._processes) >= _AT_MOST:
+        if len(self._processes) >= _AT_MOST or not self._is_listening():
             return False
         path = self._output / f"joined-{self._number}.out"
         self._number += 1
@@ -69,6 +70,11 @@ class JoinedProducers:
         for process in self._processes.values():
             _kill(process)
         self._processes = {}
+
+    def _is_listening(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(self._address, timeout=1.0):
+            return True
+        return False
 
     def _working(self) -> Path | None:
         """Return the output of one that has been admitted."""

@@ -20,9 +20,8 @@ class JoinedProducers:
     def __init__(self, model: Path, output: Path, rng: random.Random) -> None:
         """Take a free port. `output`: the directory of what they print."""
         output.mkdir(parents=True, exist_ok=True)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self._address = listener.getsockname()
-        port = self._address[1]
+        port = _free_port(rng)
+        self._address = ("127.0.0.1", port)
         self.flags = ["--join-port", str(port), "--join-host", "127.0.0.1"]
         self.environment = {"COATI_JOIN_TOKEN": secrets.token_hex()}
         join = ["join", f"http://127.0.0.1:{port}", "--model", str(model), "--device", "cpu"]
@@ -84,6 +83,14 @@ class JoinedProducers:
             if process.poll() is None and b"joined as producer" in path.read_bytes()
         ]
         return self._rng.choice(admitted) if admitted else None
+
+
+def _free_port(rng: random.Random) -> int:
+    """Return a port that no program gets by chance while the run is started again: it is below the ephemeral ones."""
+    while True:
+        port = rng.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

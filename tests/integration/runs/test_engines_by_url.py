@@ -58,17 +58,3 @@ def test_a_server_that_is_killed_is_named_and_the_run_ends(model, start, tmp_pat
         server.kill()
         assert run.wait() == 1, run.text()
     assert server.url in run.text()
-
-
-def test_a_run_with_two_servers_goes_on_with_the_second_after_the_first_is_killed(model, server, start, tmp_path):
-    with vllm_server(model, tmp_path / "log", max_model_len=1024) as first:
-        run = start(f"{first.url},{server.url}", "--max-steps", 3 * NUM_STEPS, inferencers=2)
-        run.wait_for_step(2)
-        first.kill()
-        assert run.wait() == 0, run.text()
-    assert f"producer 0 lost: the server {first.url} is lost" in run.text()
-    rows = [row for row in read_rollouts(run) if row["is_trained"]]
-    assert len({(row["uid"], row["sample"]) for row in rows}) == len(rows), "none is trained twice"
-    assert [record["step"] for record in run.records()] == [*range(1, 3 * NUM_STEPS + 1)]
-    assert {row["producer"] for row in rows if row["step"] == 1} == {0, 1}
-    assert {row["producer"] for row in rows if row["step"] == 3 * NUM_STEPS} == {1}

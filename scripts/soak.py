@@ -3,29 +3,32 @@
     python scripts/soak.py MINUTES --model DIR [--seed 0] [--run-dir DIR] [-- FLAGS OF rl_example.py]
 
 Each few seconds a process of the run is killed (producer, coordinator; trainer; all of them at once) or stopped for a
-while (producer, coordinator, all), or the run's machine has a slow disk (an fsync takes seconds), a clock that is set
-(by up to an hour, and back), or a full /dev/shm (`soak_faults.py`). Faults begin with the first checkpoint; a run
-that has ended with a trainer is resumed from its newest one. At the end the run is interrupted, and its directory
-alone says whether each prompt was trained at most once and none was lost, whether every step has its record and its
-rollouts, and whether staleness stayed within --n-behind. Prints the counts as JSON; exit code 1 if anything is not as
-it should be.
+while (producer, coordinator, all), a producer joins, leaves or is killed (`soak_joins.py`), or the run's machine has a
+slow disk (an fsync takes seconds), a clock that is set (by up to an hour, and back), or a full /dev/shm
+(`soak_faults.py`). Faults begin with the first checkpoint; a run that has ended with a trainer is resumed from its
+newest one. At the end the run is interrupted, and its directory alone says whether each sample was trained at most
+once, whether every step has its record and its rollouts, and whether staleness stayed within --n-behind. The data are
+so few rows (--prompts) that they are passed many times: a pass that is over and lacks a row has lost a prompt. Prints
+the counts as JSON; exit code 1 if anything is not as it should be.
 """
 
 import argparse
 import collections
 import contextlib
+import itertools
 import json
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 from soak_faults import MachineFaults
+from soak_joins import JoinedProducers
 
 from coati_rl.run_reader.run_directory import RunDirectory
 
@@ -41,11 +44,15 @@ FAULTS = {
     "slow disk": 3,
     "set clock": 3,
     "fill shm": 2,
+    "join joined": 5,
+    "leave joined": 3,
+    "kill joined": 2,
     "kill trainer": 1,
     "kill all": 1,
 }
 PAUSE_S = (4.0, 15.0)  # between two faults
 STOP_S = (2.0, 12.0)  # for which processes are stopped
+FULL_SHM = "No space left on device: /dev/shm"  # what the last line of a run then says
 END_S = 180.0  # for a run to end after SIGINT
 JOB = "-rt boxed -i 2 -ibs 8 -imbs 4 -t 1 -tbs 8 -tMbs 8 -tmbs 8 -g 4 -mnt 16 -nb 1 -si 3 -e 1000 -b transformers"
 
@@ -53,11 +60,15 @@ JOB = "-rt boxed -i 2 -ibs 8 -imbs 4 -t 1 -tbs 8 -tMbs 8 -tmbs 8 -g 4 -mnt 16 -n
 class Soak:
     """One run, over as many starts as its faults cost."""
 
-    def __init__(self, model: Path, run_dir: Path, flags: Sequence[str], *, seed: int) -> None:
-        """Take the job; nothing is started."""
+    def __init__(self, model: Path, run_dir: Path, flags: Sequence[str], *, seed: int, num_prompts: int) -> None:
+        """Take the job, and write its data beside the run; nothing is started."""
         self._run_dir, self._rng = run_dir, random.Random(seed)
         self._machine = MachineFaults(run_dir.with_suffix(".faults"), self._rng)
-        job = ["-m", str(model), "-d", str(model / "train.jsonl"), *JOB.split(), *flags]
+        self._joined = JoinedProducers(model, run_dir.with_suffix(".joined"), self._rng)
+        data = run_dir.with_suffix(".jsonl")
+        with (model / "train.jsonl").open(encoding="utf-8") as rows:
+            data.write_text("".join(itertools.islice(rows, num_prompts)), encoding="utf-8")
+        job = ["-m", str(model), "-d", str(data), *JOB.split(), *self._joined.flags, *flags]
         self._command = [sys.executable, str(ROOT / "rl_example.py"), *job, "--run-dir", str(run_dir)]
         self.counts: collections.Counter[str] = collections.Counter()
         self.problems: list[str] = []
@@ -84,18 +95,21 @@ class Soak:
         self._ends_expected = {0, 130}
         command = self._machine.command([*self._command, *resume])
         with self._run_dir.with_suffix(".out").open("ab") as output:
-            environment = self._machine.environment
+            environment = {**self._machine.environment, **self._joined.environment}
             process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
         try:
             yield process
         finally:
             for each in self._family(process):
                 _send(each, signal.SIGKILL)
+            self._joined.end()
 
     def _note_end(self, code: int) -> None:
         self.counts[f"exit code {code}"] += 1
-        if code not in self._ends_expected:
-            text = self._run_dir.with_suffix(".out").read_text(errors="replace").splitlines()[-3:]
+        text = self._run_dir.with_suffix(".out").read_text(errors="replace").splitlines()[-3:]
+        if code == 1 and any(FULL_SHM in line for line in text):
+            self.counts["ended by a full /dev/shm"] += 1  # three weight syncs in a row found no room
+        elif code not in self._ends_expected:
             self.problems.append(f"exit code {code}: {' | '.join(text)}")
 
     def _fault(self, process: "subprocess.Popen[bytes]") -> None:
@@ -104,6 +118,9 @@ class Soak:
         if what in ("slow", "set", "fill"):
             self.counts[fault] += 1
             self._change_machine(what, process)
+            return
+        if whom == "joined":
+            self._change_joined(what, process)
             return
         family = self._family(process)
         chosen = family if whom == "all" else [each for each in family if _name(each).startswith(ACTORS[whom])]
@@ -131,6 +148,16 @@ class Soak:
             self._machine.set_clock()
         else:
             self._machine.fill_shm(process.pid)
+
+    def _change_joined(self, what: str, process: "subprocess.Popen[bytes]") -> None:
+        if what == "leave":
+            problem = self._joined.leave()
+            is_done = problem is not None
+            if problem and process.poll() is None:  # the run is still there to take the prompts back
+                self.problems.append(problem)
+        else:
+            is_done = self._joined.join() if what == "join" else self._joined.kill()
+        self.counts[f"{what} joined"] += is_done
 
     def _has_begun(self) -> bool:
         """Return True if there is a checkpoint: a run without one could only be begun again."""
@@ -160,16 +187,17 @@ def _send(process: psutil.Process, number: int) -> None:
         process.send_signal(number)
 
 
-def found_in(run_dir: Path, *, n_behind: int) -> tuple[dict[str, Any], list[str]]:
+def found_in(run_dir: Path, *, n_behind: int, num_prompts: int) -> tuple[dict[str, Any], list[str]]:
     """Check the invariants from the files of a run. Returns: counts, and what does not hold."""
     run = RunDirectory(run_dir)
     steps = run.steps()
     numbers = [step["step"] for step in steps]
     problems = [] if numbers == [*range(1, len(numbers) + 1)] else ["steps are not 1, 2, 3, ... in metrics.jsonl"]
     trained: collections.Counter[tuple[str, int]] = collections.Counter()
-    steps_with_rollouts = set()
+    steps_with_rollouts, producers = set(), set()
     for rollout in run.rollouts():
         steps_with_rollouts.add(rollout.step)
+        producers.add(rollout.line["producer"])
         trained[rollout.uid, rollout.sample] += rollout.is_trained
     twice = [key for key, times in trained.items() if times > 1]
     problems += [f"trained more than once: {twice[:5]}"] if twice else []
@@ -177,16 +205,17 @@ def found_in(run_dir: Path, *, n_behind: int) -> tuple[dict[str, Any], list[str]
         problems.append(f"steps without rollouts: {sorted(without)[:5]}")
     if stale := [step["step"] for step in steps if (step.get("staleness_max") or 0) > n_behind]:
         problems.append(f"steps with samples older than {n_behind} weight syncs: {stale[:5]}")
-    passes = _passes(trained)
-    if passes and (lost := {len(uids) for uids in passes[:-2]} - {max(map(len, passes))}):
-        problems.append(f"a pass that is over has {sorted(lost)} of {max(map(len, passes))} prompts")
+    sizes = pass_sizes(uid for uid, _ in trained)
+    if lost := {number: size for number, size in enumerate(sizes[:-2]) if size != num_prompts}:
+        problems.append(f"passes that are over, by their number of prompts, which is not {num_prompts}: {lost}")
     gaps = [sync["probe_gap_max"] for sync in run.syncs() if sync["probe_gap_max"] is not None]
     counts = {
         "steps": len(steps),
         "prompts": len({uid for uid, _ in trained}),
-        "passes_over_the_data": len(passes),
+        "passes_that_are_over": len(sizes[:-2]),
         "samples_trained": sum(trained.values()),
         "samples_trained_twice": len(twice),
+        "producers_whose_samples_are_trained": len(producers),
         "weight_syncs": len(gaps),
         "probe_gap_max": max(gaps, default=None),
         "takeovers": run_dir.with_suffix(".out").read_text(errors="replace").count("\nthe coordinator was lost; "),
@@ -194,12 +223,10 @@ def found_in(run_dir: Path, *, n_behind: int) -> tuple[dict[str, Any], list[str]
     return counts, problems
 
 
-def _passes(trained: "collections.Counter[tuple[str, int]]") -> list[set[str]]:
-    """Return the prompts of each pass over the data, the first one first; the last two may not be over."""
-    passes: dict[int, set[str]] = collections.defaultdict(set)
-    for uid, _ in trained:
-        passes[int(uid.rpartition(".")[2])].add(uid)
-    return [passes[number] for number in sorted(passes)]
+def pass_sizes(uids: Iterable[str]) -> list[int]:
+    """Return how many prompts each pass over the data has, the first one first; the last two may not be over."""
+    passes = collections.Counter(int(uid.rpartition(".")[2]) for uid in {*uids})
+    return [passes[number] for number in range(max(passes, default=-1) + 1)]
 
 
 def main() -> int:
@@ -209,11 +236,13 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True, help="with train.jsonl, as of scripts/make_tiny_model.py")
     parser.add_argument("--run-dir", type=Path, default=Path("soak"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--prompts", type=int, default=32, help="rows of the data, which is passed again and again")
     parser.add_argument("flags", nargs="*", help="more flags of rl_example.py, behind --")
     given = parser.parse_args()
-    soak = Soak(given.model.resolve(), given.run_dir.absolute(), given.flags, seed=given.seed)
+    run_dir = given.run_dir.absolute()
+    soak = Soak(given.model.resolve(), run_dir, given.flags, seed=given.seed, num_prompts=given.prompts)
     soak.run(60 * given.minutes)
-    counts, problems = found_in(given.run_dir.absolute(), n_behind=1)
+    counts, problems = found_in(run_dir, n_behind=1, num_prompts=given.prompts)
     problems = [*soak.problems, *problems]
     print(json.dumps({"faults": dict(soak.counts), **counts, "problems": problems}, indent=1))
     return 1 if problems else 0

@@ -120,9 +120,9 @@ class JoinedProducer:
         """Have nothing more to do with it: its next request is refused."""
         with self._changed:
             self._ended = self._ended or "the run has let it go"
+            self._staged = self._proved = None  # the run may last for long, and others join
             self._changed.notify_all()
         self._staging.close()
-        self._staged = self._proved = None  # the run may last for long, and others join
 
     @property
     def is_there(self) -> bool:

@@ -197,7 +197,7 @@ class ActorGroup:
         if member is not None:
             self.heartbeats.end(member.name)
             self._servers.release(producer_id)
-            # First: a trainer that waits for its commit would report its end as another cause.
+            # Before it ends: a trainer that waits for its commit would report that as the cause.
             self.coordinator.remove_producer(producer_id, cause, leaves=leaves)
             end_producer(member.handle)
             if member.reservation is not None:

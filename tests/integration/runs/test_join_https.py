@@ -1,6 +1,7 @@
 """Test machines that join a run over HTTPS, each a real `coati-rl join`: they leave, are killed, stopped, or stay."""
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -86,9 +87,17 @@ class Joined:
 
 
 def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    """A port that Ray does not take before the run listens: none of its workers', and none that systems choose."""
+    while True:
+        with suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(20_000, 30_000))) as free:
+            return free.getsockname()[1]
+
+
+def set_pace(directory, seconds):
+    """How long a response is scored, which makes the run last long enough; the file is whole at any time."""
+    new = directory / "pace.new"
+    new.write_text(str(seconds))
+    new.rename(directory / "pace")
 
 
 def wait_until(is_so, text, *, process, within_s=PATIENCE_S):
@@ -122,21 +131,16 @@ def test_machines_join_leave_are_killed_and_stopped_and_no_prompt_is_lost(
     make_tiny, flags, start_run, certificate, machines, tmp_path, record_property
 ):
     model, (cert, key), port = make_tiny(tied=True), certificate, free_port()
-    pace, reward = (
-        tmp_path / "pace",
-        tmp_path / "reward.py",
-    )  # seconds for each response; by it the run lasts long enough
+    reward = tmp_path / "reward.py"
     reward.write_text(REWARD)
-    pace.write_text("0.1")
+    set_pace(tmp_path, 0.1)
     job = [*flags(model, prompts=PER_STEP), "-imbs", 1, "-b", "transformers", "-rt", f"{reward}:score", "-e", PASSES]
     joining = ["--join-port", port, "--join-cert", cert, "--join-key", key, "--heartbeat-timeout-s", SILENT_S]
     run = start_run(*job, "-nb", 1, *joining)
     run.wait_for_step(1)
-    pace.write_text("0.5")
+    set_pace(tmp_path, 0.5)
     machines += [Joined(run, port, model=model, cert=cert, log=tmp_path / f"{end}.log") for end in ENDS]
     joined = dict(zip(ENDS, machines, strict=True))
-    refused(run, port, machines, tmp_path, model=model, cert=cert, other_model=make_tiny(tied=False))
-
     numbers, waits = first_groups(run, joined)
     record_property("seconds from a loaded engine to its first group in a step", waits)
     assert max(waits.values()) < FIRST_GROUP_S
@@ -158,9 +162,9 @@ def test_machines_join_leave_are_killed_and_stopped_and_no_prompt_is_lost(
         wait_until(lambda line=line: line in run.text(), run.text, process=run.process)
     stopped.worker().resume()
     assert stopped.process.wait(LEAVE_S) == 1, stopped.text()
+    refused(run, port, machines, tmp_path, model=model, cert=cert, other_model=make_tiny(tied=False))
     assert "this producer is not of the run any more: no request for 1" in stopped.text()
-    run.wait_for_step(len(run.records()) + 3)
-    pace.write_text("0")
+    set_pace(tmp_path, 0)
 
     records = assert_complete(run, steps=PASSES * NUM_PROMPTS // PER_STEP)
     assert joined["stays"].process.wait(LEAVE_S) == 0 and "the run is over" in joined["stays"].text()
@@ -177,8 +181,9 @@ def test_machines_join_leave_are_killed_and_stopped_and_no_prompt_is_lost(
 def first_groups(run, joined):
     """Wait until a group of each is in a step. Returns: their numbers, and the seconds from loaded engine to there."""
     numbers, loaded, waits = {}, {}, {}
+    deadline = time.monotonic() + PATIENCE_S
     while len(waits) < len(joined):
-        assert run.process.poll() is None, run.text()
+        assert run.process.poll() is None and time.monotonic() < deadline, run.text()
         trained = {line["producer"] for line in read_rollouts(run) if line["is_trained"]}
         for end, machine in joined.items():
             assert machine.process.poll() is None, machine.text()

@@ -91,6 +91,7 @@ def _work(
     stack.callback(reward.close)
     engine = load_engine(config, context)
     stack.callback(engine.close)
+    say("the engine is loaded")
     try:
         joined = connection.ask("join", protocol=PROTOCOL, version=__version__, identity=identity)
     except EngineError as error:

@@ -105,9 +105,9 @@ class JoinedProducer:
             self._order, self._result = order, None
             self._changed.notify_all()
             while self._result is None:
-                self.check_heard()
-                if self._outcome is not None or time.monotonic() > deadline:
-                    why = "has left" if self._outcome is not None else f"has not committed within {timeout_s:g} s"
+                self.check_heard()  # what has left is let go by the driver, which says so
+                if self._outcome is False or time.monotonic() > deadline:
+                    why = "has ended" if self._outcome is False else f"has not committed within {timeout_s:g} s"
                     raise PeerLostError(f"it {why}")
                 self._changed.wait(_LOOK_S)
             result, self._order = self._result, None
@@ -120,13 +120,14 @@ class JoinedProducer:
         """Have nothing more to do with it: its next request is refused."""
         with self._changed:
             self._ended = self._ended or "the run has let it go"
+            self._staged = self._proved = None  # the run may last for long, and others join
             self._changed.notify_all()
         self._staging.close()
 
     @property
     def is_there(self) -> bool:
-        """Return True unless it is lost or was let go."""
-        return not self._ended and time.monotonic() - self._heard_at <= self._lost_after_s
+        """Return True unless it has left, is lost or was let go."""
+        return not self._ended and self._outcome is None and time.monotonic() - self._heard_at <= self._lost_after_s
 
     def check_heard(self) -> None:
         """Raise PeerLostError if there was no request for too long, or it was let go."""

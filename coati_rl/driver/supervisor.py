@@ -218,10 +218,9 @@ class Supervisor:
     def _replace(self, producer_id: int, cause: str) -> None:
         logger.info("producer-%d: %s", producer_id, cause)
         member = self._actors.producers.get(producer_id) or self._actors.starting.get(producer_id)
-        if member is not None and member.is_joined:
-            self._actors.drop_producer(producer_id, cause, leaves=True)
-            return
         self._actors.drop_producer(producer_id, cause)
+        if member is not None and member.is_joined:
+            return
         if self._replacements_left == 0:
             raise RunError(f"producer-{producer_id}: {cause}; {self._replacements} replacements failed before it")
         self._replacements_left -= 1

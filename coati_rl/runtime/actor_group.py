@@ -197,10 +197,11 @@ class ActorGroup:
         if member is not None:
             self.heartbeats.end(member.name)
             self._servers.release(producer_id)
+            # Before it ends: a trainer that waits for its commit would report that as the cause.
+            self.coordinator.remove_producer(producer_id, cause, leaves=leaves)
             end_producer(member.handle)
             if member.reservation is not None:
                 self._placement.release(member.reservation, is_leaving=leaves)
-            self.coordinator.remove_producer(producer_id, cause, leaves=leaves)
 
     def dead_raylets(self) -> list[str]:
         """See `PlacementManager.dead_raylets`."""

@@ -60,17 +60,20 @@ def leave(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="coati-rl leave", description="Leave the clusters that this machine joined.")
     parser.add_argument("--grace-s", type=float, default=_GRACE_S, help="as of `coati-rl join`, seconds")
     options = parser.parse_args(arguments)
-    pids = [int(note.name) for note in _notes().iterdir() if _signal(int(note.name), 0)]
-    if not pids:
+    notes = [note for note in _notes().iterdir() if _signal(int(note.name), 0)]
+    if not notes:
         _say("no `coati-rl join` of this user runs on this machine")
         return 2
-    for pid in pids:
-        _signal(pid, signal.SIGTERM)
+    for note in notes:
+        _signal(int(note.name), signal.SIGTERM)
     deadline = time.monotonic() + options.grace_s + 2 * _END_S
-    while (left := [pid for pid in pids if _signal(pid, 0)]) and time.monotonic() < deadline:
+    # One that has ended removes its note; its number remains until its parent has asked for its exit code.
+    while (left := [note.name for note in notes if note.exists() and _signal(int(note.name), 0)]) and (
+        time.monotonic() < deadline
+    ):
         time.sleep(_LOOK_S)
     if left:
-        _say(f"still there: process {', '.join(map(str, left))}")
+        _say(f"still there: process {', '.join(left)}")
     return 1 if left else 0
 
 

@@ -110,8 +110,9 @@ class ProducerActorGroup(FakeActorGroup):
     The trainer ends when there are no looks left.
     """
 
-    def __init__(self, *looks, dead=(), dead_at_start=(), idle_s=0.0):
+    def __init__(self, *looks, dead=(), dead_at_start=(), idle_s=0.0, joined=()):
         super().__init__(*looks)
+        self.joined = joined  # over HTTPS
         self.dead, self.dead_at_start, self.idle_s = dead, dead_at_start, idle_s
         self.dropped = []
         self.num_made = 0
@@ -136,7 +137,7 @@ class ProducerActorGroup(FakeActorGroup):
     def _member(self, name, call, number):
         fails = number in (self.dead if call == "run" else self.dead_at_start)
         error = RunError("out of memory") if fails else None
-        return FakeMember(name, ends=lambda: self.call_ends(call, number), error=error)
+        return FakeMember(name, ends=lambda: self.call_ends(call, number), error=error, is_joined=number in self.joined)
 
     def call_ends(self, call, number):
         return call == "start" or number in self.dead
@@ -161,6 +162,12 @@ def test_a_producer_that_dies_is_dropped_with_its_cause_and_replaced_once(when):
     assert actors.dropped == [(0, "out of memory")]
     assert list(actors.producers) == [1]
     assert actors.num_made == 2
+
+
+def test_a_producer_that_had_joined_over_https_is_lost_and_not_replaced():
+    actors = supervise(ProducerActorGroup(*[NOTHING] * 6, dead={0}, joined={0}))
+    assert actors.dropped == [(0, "out of memory")], "as lost: its prompts were not given back"
+    assert actors.num_made == 1
 
 
 def test_a_producer_that_a_weight_sync_found_dead_is_replaced():

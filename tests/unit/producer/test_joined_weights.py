@@ -1,6 +1,7 @@
 """Test the weights of a producer that has joined over HTTPS: real transport, requests without a network."""
 
 from concurrent.futures import ThreadPoolExecutor
+from threading import Timer
 
 import numpy as np
 import pytest
@@ -151,3 +152,16 @@ def test_a_producer_that_is_silent_is_lost_and_may_not_go_on():
         producer.run(None)
     with pytest.raises(PeerLostError, match="no request for"):
         producer.answer("beat", Frame(fields={}))
+
+
+def test_a_commit_of_a_producer_that_has_left_ends_when_the_run_lets_it_go_and_nothing_is_held_for_it(world):
+    tensors = weights(np.random.default_rng(0))
+    world.stage(tensors, 1)
+    world.commit(1)
+    world.stage(tensors, 2)
+    world.requests.ask("leave")
+    world.weights.close()
+    Timer(0.1, world.producer.end).start()
+    with pytest.raises(PeerLostError, match="the run has let it go"):  # by then it has said that the producer has left
+        world.commit(2)
+    assert world.producer._staged is world.producer._proved is None

@@ -88,7 +88,7 @@ def test_join_port__what_joined_and_is_lost_is_not_replaced():
 
     actors.drop_producer, actors.add_joining = drop_producer, lambda: None
     Supervisor(actors, id, num_producers=1, takes_joining=True, stall_timeout_s=60.0).run()
-    assert dropped == [(1, "silent", True)] and actors.producers.keys() == {0}
+    assert dropped == [(1, "silent", False)] and actors.producers.keys() == {0}
 
 
 def test_join_host__is_where_the_run_listens(config_with):

@@ -167,14 +167,9 @@ def probe_micro_batch(token_ids: Sequence[int], routes: np.ndarray | None = None
     """Return one row whose tokens after the first are scored at temperature 1. `routes`: uint[T, D, K], if known."""
     ids = np.array(token_ids)
     mask = np.arange(len(ids)) > 0
+    arrays = {"temperature": 1.0}
     sample = Sample(
-        uid="probe",
-        number=0,
-        prefix_ids=ids[:0],
-        token_ids=ids,
-        loss_mask=mask,
-        arrays={"temperature": 1.0},
-        routes=routes,
+        uid="probe", number=0, prefix_ids=ids[:0], token_ids=ids, loss_mask=mask, arrays=arrays, routes=routes
     )
     return _lay_out(RaggedSamples.of([sample]).split(), [[[0]]])[0]
 

@@ -166,7 +166,8 @@ def blank_micro_batch() -> MicroBatch:
 def probe_micro_batch(token_ids: Sequence[int], routes: np.ndarray | None = None) -> MicroBatch:
     """Return one row whose tokens after the first are scored at temperature 1. `routes`: uint[T, D, K], if known."""
     ids = np.array(token_ids)
-    mask, arrays = np.arange(len(ids)) > 0, {"temperature": 1.0}
+    mask = np.arange(len(ids)) > 0
+    arrays = {"temperature": 1.0}
     sample = Sample(
         uid="probe", number=0, prefix_ids=ids[:0], token_ids=ids, loss_mask=mask, arrays=arrays, routes=routes
     )

@@ -227,10 +227,10 @@ def assert_each_prompt_once(run, numbers):
 
 
 def assert_syncs_are_proved(run, stays):
-    """From its first sync to the end: digests are the trainers', and what it sampled with are these weights."""
+    """From its first sync to the end: digests are those of the trainers, and what it sampled with are these weights."""
     syncs = lines(run.run_dir / "syncs.jsonl")
-    first = next(index for index, sync in enumerate(syncs) if stays in sync["producers"])
-    assert len(syncs) - first > 10 and all(stays in sync["producers"] for sync in syncs[first:-1])
+    to_it = [sync["step"] for sync in syncs if stays in sync["producers"]]
+    assert len(to_it) > 10 and to_it == [*range(to_it[0], syncs[-1]["step"] + 1)], "each version once"
     assert all(sync["digest"] == sync["identity"] and sync["probe_gap_max"] < 1e-5 for sync in syncs)
     sent = {sync["identity"] for sync in syncs}
     sampled = {each for line in read_rollouts(run) if line["producer"] == stays for each in line["weights"]}

@@ -145,7 +145,7 @@ def test_probes_and_commits_may_meet(harness):
         probes = [pool.submit(harness.engine.probe, LONG_PROMPT, timeout_s=TIMEOUT_S) for _ in range(8)]
         for _ in range(2):
             harness.sync(1 - harness.serving, in_flight=True)
-        answers = {tuple(probe.result(timeout=TIMEOUT_S).round(3).tolist()) for probe in probes}
+        answers = {tuple(probe.result(timeout=TIMEOUT_S).logprobs.round(3).tolist()) for probe in probes}
     assert len(answers) <= 2  # of the one checkpoint or the other, never of both
     collect(harness, prompts)
 

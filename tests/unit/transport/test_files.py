@@ -77,7 +77,7 @@ def test_a_file_that_is_not_what_was_announced_is_refused(sender, directory, mon
     tensors = weights()[:1]
     manifest = build_manifest(tensors, policy_version=1)
 
-    def write_something_else(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    def write_something_else(tensors: dict[str, torch.Tensor], path: Path, metadata: object) -> None:
         if content is None:
             path.write_bytes(b"\xff" * 100)
         else:

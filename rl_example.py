@@ -145,7 +145,7 @@ def _reward_model_cls(config: Config) -> type | None:
 def _join_server_cls(config: Config) -> type | None:
     if config.join_port is None:
         return None
-    from producer.join_server import JoinServerActor
+    from producer.joining.server import JoinServerActor
 
     return JoinServerActor
 

@@ -24,7 +24,7 @@ from coati_rl.processes.subreaper import run_under_subreaper
 from coati_rl.runtime.join_command import joined_here, leaving
 
 if TYPE_CHECKING:
-    from producer.join_client import JoinConnection
+    from producer.joining.client import JoinConnection
 
 PROG = "coati-rl join"
 _PATIENCE_S = 30.0  # for a run that does not answer
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _join(options: argparse.Namespace, scratch: Path) -> None:
-    from producer.join_client import JoinConnection
+    from producer.joining.client import JoinConnection
 
     token = _token(options)
     say = functools.partial(print_lines, prog=PROG)
@@ -80,8 +80,8 @@ def _work(
     say: Any,
 ) -> None:
     """Load the engine, join, and roll out until the end."""
-    from producer.join_frames import PROTOCOL
-    from producer.joined_session import JoinedSession
+    from producer.joining.frames import PROTOCOL
+    from producer.joining.session import JoinedSession
     from producer.run_engine import load_engine
     from rewards.scorer import scorer_factory
 
@@ -114,7 +114,7 @@ def _token(options: argparse.Namespace) -> str:
 def _fitting(hello: Any, options: argparse.Namespace) -> tuple[Config, str]:
     """Return the run's configuration with the model as it is here, and its identity. Raises: ConfigError."""
     from coati_rl.model_files.identity import model_identity
-    from producer.join_frames import PROTOCOL
+    from producer.joining.frames import PROTOCOL
 
     theirs, own = (hello["protocol"], hello["version"]), (PROTOCOL, __version__)
     if theirs != own:

@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import numpy as np
-
 from coati_rl.batching.packed_group import PackedGroup
 from coati_rl.probe import ProbeAnswer
 from coati_rl.types import CommitResult, GenerationRequest, GenerationResult, Problem, TokenChunk
-from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work
+from coati_rl.work import CommitReport, LeaseReply, ProbeReport, SyncReport, Wait, Work
 
 if TYPE_CHECKING:  # the coordinator and the driver have no torch, which takes 200 MiB
     import torch
@@ -157,17 +155,8 @@ class ProducerCoordinator(Protocol):
 class SyncReports(Protocol):
     """Declare the reports of a weight sync; see `coati_rl.coordinator.coordinator.Coordinator`."""
 
-    def report_probe(
-        self,
-        policy_version: int,
-        logprobs: np.ndarray,
-        reference: np.ndarray | None = None,
-        producer: int | None = None,
-    ) -> None:
-        """Report the float32[T - 1] of a sync's probe before `report_sync`; in bf16 those of float32, too.
-
-        `producer`: with whose routes it was scored, after its commit, by a ProbeWork.
-        """
+    def report_probe(self, report: ProbeReport) -> None:
+        """Report the trainers' log-probabilities of a sync's probe; without a ProbeWork before `report_sync`."""
 
     def report_sync(self, report: SyncReport) -> None:
         """Report that the transfer of a weight sync has ended."""

@@ -155,6 +155,16 @@ class SyncReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeReport:
+    """Report the trainers' log-probabilities of a sync's probe of T tokens, in nats."""
+
+    policy_version: int
+    logprobs: np.ndarray  # float32[T - 1]
+    reference: np.ndarray | None = None  # the same of float32 compute, where bfloat16 is compared with it
+    producer: int | None = None  # with whose routes it was scored, after its commit, by a ProbeWork
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CommitReport:
     """Report how one producer's commit of staged weights ended."""
 

@@ -14,8 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from coati_rl.batching.packed_group import PackedGroup
 from coati_rl.checkpoint.ledger_writer import LedgerWriter
 from coati_rl.checkpoint.position import Position
@@ -32,7 +30,7 @@ from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
 from coati_rl.reading.prompt_source import PromptSource
 from coati_rl.types import RolloutGroup
-from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work, WorkList
+from coati_rl.work import CommitReport, LeaseReply, ProbeReport, SyncReport, Wait, Work, WorkList
 
 _MAX_UNWRITTEN = 2  # records queued for the disk; with more of them, trainers wait
 _MAX_TAKEOVERS = 3  # without an optimizer step in between
@@ -147,16 +145,10 @@ class Coordinator:
         with self._change():
             self._reports.saved(step, path)
 
-    def report_probe(
-        self,
-        policy_version: int,
-        logprobs: np.ndarray,
-        reference: np.ndarray | None = None,
-        producer: int | None = None,
-    ) -> None:
+    def report_probe(self, report: ProbeReport) -> None:
         """See SyncReports."""
         with self._change():
-            self._reports.probe(policy_version, logprobs, reference, producer)
+            self._reports.probe(report)
 
     def report_sync(self, report: SyncReport) -> None:
         """See SyncReports."""

@@ -6,14 +6,12 @@ They become records for the driver, rollouts for the writer, and the policy vers
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from coati_rl.batching.batcher import ClosedStep
 from coati_rl.coordinator.prompt_leasing import PromptLeasing
 from coati_rl.coordinator.run_state import RunState
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
-from coati_rl.work import CommitReport, SyncReport
+from coati_rl.work import CommitReport, ProbeReport, SyncReport
 
 
 class TrainingReports:
@@ -38,13 +36,11 @@ class TrainingReports:
             self.write_step(record)
         state.progressed()
 
-    def probe(
-        self, policy_version: int, logprobs: np.ndarray, reference: np.ndarray | None, producer: int | None
-    ) -> None:
-        """Store the trainers' log-probabilities of a sync's probe, float32[T - 1], and those in float32."""
-        self._state.mismatch_monitor.expect(policy_version, logprobs, reference)
-        if producer is not None:
-            self._handle_mismatch(self._state.syncs.scored(producer))
+    def probe(self, report: ProbeReport) -> None:
+        """Store the trainers' log-probabilities of a sync's probe."""
+        self._state.mismatch_monitor.expect(report.policy_version, report.logprobs, report.reference)
+        if report.producer is not None:
+            self._handle_mismatch(self._state.syncs.scored(report.producer))
             self._state.record_sync(producers=())
 
     def sync(self, report: SyncReport) -> None:

@@ -51,10 +51,7 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
     Raises: ConfigError before anything started; RunError with its cause and the logs' path.
     """
     config, plan = prepared.config, prepared.plan
-    if config.cluster.master_port and not config.cluster.master_address:
-        _check_port(config.cluster.master_port)
-    if isinstance(config, Config) and config.join_port is not None:
-        check_join_address(config.parallel)
+    _check_addresses(config)
     paths = make_run_dir(config, prepared.resume, checkpoint_bytes=checkpoint_bytes(config, plan.precision))
     write_note(scratch, _note(prepared, paths))
     first_step = prepared.resume.step if prepared.resume else 0
@@ -81,9 +78,7 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
                 answers=_answers(config, paths, first_step),
                 run_dir=paths.run_dir,
             )
-            if isinstance(config, Config) and config.join_port is not None:
-                token = write_token(paths.run_dir)
-                display.print_line(f"to join: coati-rl join {join_url(config.parallel)} --token-file {token}")
+            _offer_joining(config, paths, display)
             actors = make_actors()
             supervisor = Supervisor(
                 actors,
@@ -134,8 +129,23 @@ def _place_of(prepared: PreparedJob) -> Callable[..., AbstractContextManager[Cal
     return on_this_machine
 
 
+def _check_addresses(config: TrainingConfig) -> None:
+    """Raise ConfigError if another process listens where this run is to listen, before anything starts."""
+    if config.cluster.master_port and not config.cluster.master_address:
+        _check_port(config.cluster.master_port)
+    if isinstance(config, Config) and config.join_port is not None:
+        check_join_address(config.parallel)
+
+
+def _offer_joining(config: TrainingConfig, paths: RunPaths, display: ProgressDisplay) -> None:
+    """Write the token of --join-port, and print the command that takes it."""
+    if isinstance(config, Config) and config.join_port is not None:
+        token = write_token(paths.run_dir)
+        display.print_line(f"to join: coati-rl join {join_url(config.parallel)} --token-file {token}")
+
+
 def _check_port(port: int) -> None:
-    """Raise ConfigError if another process listens on the trainers' port of this machine, before anything starts."""
+    """Raise ConfigError if another process listens on the trainers' port of this machine."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

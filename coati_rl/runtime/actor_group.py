@@ -25,7 +25,7 @@ from coati_rl.processes.slow_phase import repeated
 from coati_rl.runtime import remote
 from coati_rl.runtime.cluster import actor_options, own_namespace, ray_cluster
 from coati_rl.runtime.coordinator_actor import CoordinatorActor
-from coati_rl.runtime.join_server import JoinServer
+from coati_rl.runtime.join_server_handle import JoinServerHandle
 from coati_rl.runtime.joined_handle import end_producer
 from coati_rl.runtime.managed_actor import ManagedActor, num_done
 from coati_rl.runtime.placement_manager import PlacementManager, Reservation
@@ -88,7 +88,7 @@ class ActorGroup:
         self.producers: dict[int, ManagedActor] = {}
         self.reward_models: list[ManagedActor] = []
         self.scorers: list[ManagedActor] = []
-        self._join_server: JoinServer | None = None
+        self._join_server: JoinServerHandle | None = None
         size = checkpoint_bytes(self._config, prepared.plan.precision)
         self.heartbeats = ray_heartbeats(HangTimeouts.of(self._config, checkpoint_bytes=size))
 
@@ -130,7 +130,7 @@ class ActorGroup:
         if self._classes.join_server is not None:
             context = self._context("join-server", None)
             config = cast("Config", self._config)
-            self._join_server = JoinServer(self._classes.join_server, config, context, namespace=self._namespace)
+            self._join_server = JoinServerHandle(self._classes.join_server, config, context, namespace=self._namespace)
 
     def _add_producers(self) -> None:
         for _ in range(self._config.num_producers):

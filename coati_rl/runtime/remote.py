@@ -19,7 +19,7 @@ from coati_rl.errors import CoatiError, CoordinatorReplacedError, PeerLostError,
 from coati_rl.runtime.joined_handle import producer_handle
 from coati_rl.text import first_line
 from coati_rl.types import CommitResult
-from coati_rl.work import CommitReport, LeaseReply, SyncReport, Wait, Work
+from coati_rl.work import CommitReport, LeaseReply, ProbeReport, SyncReport, Wait, Work
 
 if TYPE_CHECKING:
     from coati_rl.transport.manifest import WeightManifest
@@ -167,15 +167,9 @@ class RemoteCoordinator:
         """See Coordinator."""
         self._call("report_sync", report)
 
-    def report_probe(
-        self,
-        policy_version: int,
-        logprobs: np.ndarray,
-        reference: np.ndarray | None = None,
-        producer: int | None = None,
-    ) -> None:
+    def report_probe(self, report: ProbeReport) -> None:
         """See Coordinator."""
-        self._call("report_probe", policy_version, logprobs, reference, producer)
+        self._call("report_probe", report)
 
     def report_commit(self, report: CommitReport) -> None:
         """See Coordinator."""

@@ -20,7 +20,7 @@ from coati_rl.ops.vocab_chunks import slices
 from consumer.models.attention_kernels import HALF
 from consumer.models.context_cut import OwnPiece
 from consumer.models.context_part import ContextPart
-from consumer.models.path_attention import Settings, add_path_gradients, attend_path
+from consumer.models.path_attention import ForBackward, Settings, add_path_gradients, attend_path
 from consumer.models.varlen_attention import VarlenPaths
 
 GATHERED_ELEMENTS = 2**23  # of keys that are gathered at a time: 32 MiB in float32, and as many values
@@ -70,7 +70,7 @@ class _GatheredAttention(torch.autograd.Function):
         for (heads, keys), sums in zip(_head_chunks(query, key, part), log_sums, strict=True):
             tensors = _whole(query, key, value, heads, keys, part, attended.dtype)
             of_out, out = (each[:, :, heads].to(attended.dtype) for each in (gradient, attended))
-            of_own, *of_whole = _attend_backward(of_out, out, sums, *tensors, part, settings)
+            of_own, *of_whole = _attend_backward(ForBackward(of_out, out, sums, *tensors), part, settings)
             of_query[:, heads] = of_own.transpose(1, 2)
             for summed in (of_value, of_key):
                 summed[:, keys] = part.scatter_sums(of_whole.pop()).transpose(1, 2)
@@ -111,30 +111,22 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, part: ContextPart, settin
     return attended, log_sums
 
 
-def _attend_backward(
-    gradient: Tensor,
-    attended: Tensor,
-    log_sums: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    part: ContextPart,
-    settings: Settings,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _attend_backward(of: ForBackward, part: ContextPart, settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value, in float32, in which several calls add to them."""
+    gradient, attended, log_sums, query, key, value = of
     of_query, of_key, of_value = (torch.zeros_like(each, dtype=torch.float32) for each in (query, key, value))
     into = of_query, of_key, of_value
     if query.is_cuda and query.dtype in HALF:
         paths = VarlenPaths.of(part.pieces, query.device)
-        paths.add_gradients(gradient, attended, log_sums, query, key, value, settings, into=into)
+        paths.add_gradients(of, settings, into=into)
         return into
     for row, tokens, piece in _places(part):
         ranges = piece.seen(settings.window)
         keys, values, of_keys, of_values = (_along(each[row], ranges) for each in (key, value, of_key, of_value))
         of_out, out, asking, of_asking = (_by_head(each[row, tokens]) for each in (gradient, attended, query, of_query))
         sums = log_sums[row, tokens].T[None]
-        found = of_asking, of_keys, of_values
-        add_path_gradients(of_out, out, sums, asking, keys, values, settings, into=found)
+        of_piece = ForBackward(of_out, out, sums, asking, keys, values)
+        add_path_gradients(of_piece, settings, into=(of_asking, of_keys, of_values))
         if len(ranges) > 1:  # the gradients of the path are a copy
             for whole, joined in ((of_key, of_keys), (of_value, of_values)):
                 parts = joined[0].transpose(0, 1).split([end - start for start, end in ranges])

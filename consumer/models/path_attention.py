@@ -28,6 +28,17 @@ class Settings(NamedTuple):
     deepest: int  # tokens of the longest path of the micro-batch, so that all its masks are parts of one
 
 
+class ForBackward(NamedTuple):
+    """Hold what attention's backward needs, in whatever form the function that takes it names."""
+
+    gradient: Tensor  # of the output
+    attended: Tensor  # the output
+    log_sums: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
 class _Tile(NamedTuple):
     """Name the keys of one call, and which of them its queries see: all, those up to their own, or those of a mask."""
 
@@ -56,24 +67,14 @@ def attend_path(query: Tensor, key: Tensor, value: Tensor, settings: Settings) -
     return attended, log_sums
 
 
-def add_path_gradients(
-    gradient: Tensor,
-    attended: Tensor,
-    log_sums: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    settings: Settings,
-    *,
-    into: tuple[Tensor, Tensor, Tensor],
-) -> None:
-    """Add the gradients of query, key and value to `into`, from the gradient and the results of `attend_path`."""
+def add_path_gradients(of: ForBackward, settings: Settings, *, into: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Add the gradients of query, key and value to `into`, from arguments and results of `attend_path`."""
     of_query, of_key, of_value = into
-    for queries, tiles in _tiles(query, key, settings):
-        of_out, out, sums, asking = (each[:, :, queries] for each in (gradient, attended, log_sums, query))
+    for queries, tiles in _tiles(of.query, of.key, settings):
+        asking = [each[:, :, queries] for each in of[:4]]
         for tile in tiles:
-            keys, values = (each[:, :, tile.keys] for each in (key, value))
-            found = _attend_backward(of_out, out, sums, asking, keys, values, tile, settings.scaling)
+            answering = [each[:, :, tile.keys] for each in of[4:]]
+            found = _attend_backward(ForBackward(*asking, *answering), tile, settings.scaling)
             of_query[:, :, queries] += found[0]
             of_key[:, :, tile.keys] += found[1]
             of_value[:, :, tile.keys] += found[2]
@@ -125,17 +126,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, tile: _Tile, scaling: flo
     return attended, log_sums
 
 
-def _attend_backward(
-    gradient: Tensor,
-    attended: Tensor,
-    log_sums: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    tile: _Tile,
-    scaling: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _attend_backward(of: ForBackward, tile: _Tile, scaling: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return what one call adds to the gradients of query, key and value."""
+    gradient, attended, log_sums, query, key, value = of
     if not has_flash(query):
         grouped, by_head, outputs, sums = (
             each.unflatten(1, (key.shape[1], -1)) for each in (query, gradient, attended, log_sums)

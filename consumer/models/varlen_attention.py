@@ -15,7 +15,7 @@ from torch import Tensor
 
 from coati_rl.ops.host_copies import on_device
 from consumer.models.context_cut import Pieces
-from consumer.models.path_attention import Settings
+from consumer.models.path_attention import ForBackward, Settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,21 +43,11 @@ class VarlenPaths:
         )
         return attended.view(query.shape), log_sums
 
-    def add_gradients(
-        self,
-        gradient: Tensor,
-        attended: Tensor,
-        log_sums: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        settings: Settings,
-        *,
-        into: tuple[Tensor, Tensor, Tensor],
-    ) -> None:
+    def add_gradients(self, of: ForBackward, settings: Settings, *, into: tuple[Tensor, Tensor, Tensor]) -> None:
         """Add the gradients of query, key and value to `into`, in an order that does not change from run to run."""
+        gradient, attended, log_sums, query, *rows = of
         seeds = torch.zeros(2, dtype=torch.uint64, device=query.device)  # of dropout, which there is none of
-        paths = (self._joined(each) for each in (key, value))
+        paths = (self._joined(each) for each in rows)
         own, *of_paths = torch.ops.aten._flash_attention_backward(
             gradient.flatten(0, 1),
             query.flatten(0, 1),

@@ -23,7 +23,7 @@ from coati_rl.config.update_rules import stages_on_gpu
 from coati_rl.protocols import SyncReports, WeightReceiver
 from coati_rl.transport.choice import WeightTransport, choose_backend
 from coati_rl.transport.wire import WeightSender
-from coati_rl.work import ProbeWork, SyncWork
+from coati_rl.work import ProbeReport, ProbeWork, SyncWork
 from consumer.train_loop import Publish, ScoreProbe
 from consumer.weight_sync.publisher import StageSender, WeightPublisher, Weights
 from consumer.weight_sync.rank_sender import Exporter, make_manifest
@@ -191,7 +191,14 @@ def _score_probe(backend: "Backend", work: SyncWork | ProbeWork, reports: SyncRe
     references = backend.score_float32([probe]) if in_float32 else []
     if backend.layout.is_reporter:
         logprobs, *reference = (each[0][0].float().cpu().numpy() for each in (scores, references) if each)
-        reports.report_probe(work.policy_version, logprobs, next(iter(reference), None), producer)
+        reports.report_probe(
+            ProbeReport(
+                policy_version=work.policy_version,
+                logprobs=logprobs,
+                reference=next(iter(reference), None),
+                producer=producer,
+            )
+        )
 
 
 def _exhaust(weights: Weights) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from consumer.models.context_attention import _attend, _attend_backward
 from consumer.models.context_cut import OwnPiece
-from consumer.models.path_attention import Settings
+from consumer.models.path_attention import ForBackward, Settings
 
 # Of two rows of 24 tokens: the end of a sample, a piece behind a shared prefix, and a whole sample.
 PIECES = (
@@ -23,7 +23,7 @@ def results_on(device: str, dtype: torch.dtype, window: int | None) -> list[torc
     query, gradient, key, value = (each.to(torch.bfloat16).to(device, dtype) for each in (query, gradient, key, value))
     part, settings = SimpleNamespace(pieces=PIECES), Settings(window, 0.25, 24)
     attended, log_sums = _attend(query, key, value, part, settings)
-    found = _attend_backward(gradient, attended, log_sums, query, key, value, part, settings)
+    found = _attend_backward(ForBackward(gradient, attended, log_sums, query, key, value), part, settings)
     return [each.float().cpu() for each in (attended, *found)]
 
 

@@ -15,7 +15,7 @@ from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.transport.wire import WeightSender
 from coati_rl.types import CommitResult
-from coati_rl.work import CommitReport, SyncReport, SyncWork
+from coati_rl.work import CommitReport, ProbeReport, SyncReport, SyncWork
 from consumer.weight_sync.publisher import StageSender, WeightPublisher
 from producer.engines.staging import StagingArea
 
@@ -97,13 +97,7 @@ class Reports:
         self.syncs: list[SyncReport] = []
         self.commits: queue.SimpleQueue[CommitReport] = queue.SimpleQueue()
 
-    def report_probe(
-        self,
-        policy_version: int,
-        logprobs: np.ndarray,
-        reference: np.ndarray | None = None,
-        producer: int | None = None,
-    ) -> None:
+    def report_probe(self, report: ProbeReport) -> None:
         raise AssertionError("the publisher has nothing to do with the trainers' probe")
 
     def report_sync(self, report: SyncReport) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from consumer.models import path_attention
-from consumer.models.path_attention import Settings, add_path_gradients, attend_path
+from consumer.models.path_attention import ForBackward, Settings, add_path_gradients, attend_path
 
 
 @pytest.mark.parametrize("has_flash", [True, False])
@@ -33,6 +33,6 @@ def test_each_query_attends_to_the_keys_up_to_its_own_within_the_window(monkeypa
     torch.testing.assert_close(log_sums, scores.logsumexp(dim=-1).detach(), rtol=1e-5, atol=1e-6)
     found = [torch.ones_like(each) for each in leaves]  # what others have added before
     into = (found[0], *(each[:, :, past + length - seen :] for each in found[1:]))
-    add_path_gradients(gradient, attended, log_sums, *given, settings, into=into)
+    add_path_gradients(ForBackward(gradient, attended, log_sums, *given), settings, into=into)
     for each, right in zip(found, expected_gradients, strict=True):
         torch.testing.assert_close(each - 1, right, rtol=1e-5, atol=1e-5)

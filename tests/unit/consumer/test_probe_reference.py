@@ -9,7 +9,7 @@ import torch
 
 from coati_rl.config import Config
 from coati_rl.transport.manifest import TensorEntry
-from coati_rl.work import ProbeWork, SyncWork
+from coati_rl.work import ProbeReport, ProbeWork, SyncWork
 from consumer.weight_sync.rank_role import publishing
 
 
@@ -17,10 +17,10 @@ def references(tmp_path: Path, *, precision: str, probes: list[tuple[int, ...]],
     """Of each sync: whether its probe was scored in float32; None if it had none. Float32 is half a nat above."""
     reported: list[bool | None] = []
 
-    def report(version: int, logprobs: object, reference: object, producer: None) -> None:
-        reported[version] = reference is not None
-        if reference is not None:
-            assert (reference - logprobs).tolist() == [0.5, 0.5]
+    def report(probe: ProbeReport) -> None:
+        reported[probe.policy_version] = probe.reference is not None
+        if probe.reference is not None:
+            assert (probe.reference - probe.logprobs).tolist() == [0.5, 0.5]
 
     backend = SimpleNamespace(
         device=torch.device("cpu"),
@@ -62,7 +62,7 @@ def test_where_routes_are_replayed_the_probe_is_scored_once_with_those_of_the_en
         export_weights=lambda: iter(()),
         score=lambda micro_batches: scored.append(micro_batches[0].routes.tolist()) or [torch.tensor([[-1.0, -2.0]])],
     )
-    reports = SimpleNamespace(report_probe=lambda *arguments: reported.append(arguments[2:]))
+    reports = SimpleNamespace(report_probe=lambda probe: reported.append((probe.reference, probe.producer)))
     config = Config(num_inferencer=1, num_trainers=1, router_replay="rollout", backend="transformers")
     routes = np.arange(6, dtype=np.uint8).reshape(3, 1, 2)  # of three tokens, one layer, two experts
     with publishing(backend, config, None, reports, host="127.0.0.1", directory=tmp_path) as publication:

@@ -16,7 +16,17 @@ from coati_rl.checkpoint.ledger_files import segments_in
 from coati_rl.checkpoint.ledger_writer import LedgerWriter
 from coati_rl.coordinator.take_over import read_left_state
 from coati_rl.types import CommitResult
-from coati_rl.work import CommitReport, FinishWork, RepeatWork, SaveWork, SyncReport, SyncWork, TrainWork, Wait
+from coati_rl.work import (
+    CommitReport,
+    FinishWork,
+    ProbeReport,
+    RepeatWork,
+    SaveWork,
+    SyncReport,
+    SyncWork,
+    TrainWork,
+    Wait,
+)
 
 PROBE = np.array([-0.5, -0.25], dtype=np.float32)
 
@@ -202,7 +212,7 @@ class ReplacedCoordinators:
             yield "report_saved", (item.step, f"step-{item.step}")
         if isinstance(item, SyncWork):
             if item.probe:
-                yield "report_probe", (item.policy_version, PROBE)
+                yield "report_probe", (ProbeReport(policy_version=item.policy_version, logprobs=PROBE),)
             here = tuple(p for p in item.members if p in self._held)
             report = {"index": item.index, "seconds": 0.0, "digest": "d", "identity": "i"}
             failed = {p: "is gone" for p in item.members if p not in here}

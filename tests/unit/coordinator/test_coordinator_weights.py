@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coati_rl.errors import RunError
-from coati_rl.work import SyncWork, TrainWork
+from coati_rl.work import ProbeReport, SyncWork, TrainWork
 from tests.unit.coordinator.coordinator_calls import (
     PROBE,
     drive,
@@ -156,7 +156,7 @@ def test_an_engine_whose_answers_differ_from_the_trainers_stops_the_run(make_coo
     coordinator = make_coordinator()
     coordinator.add_producer(0, version=-1)
     sync = work(coordinator, 0)
-    coordinator.report_probe(0, np.array([-1.0, -2.0], dtype=np.float32))
+    coordinator.report_probe(ProbeReport(policy_version=0, logprobs=np.array([-1.0, -2.0], dtype=np.float32)))
     report_staged(coordinator, sync)
     report_commit(coordinator, 0, 0, probe=[-1.0, -2.5])
     (record,) = events(coordinator, "sync")

@@ -5,7 +5,7 @@ import pytest
 
 from coati_rl.errors import RunError
 from coati_rl.types import CommitResult
-from coati_rl.work import CommitReport, FinishWork, ProbeWork, SaveWork, SyncWork, TrainWork
+from coati_rl.work import CommitReport, FinishWork, ProbeReport, ProbeWork, SaveWork, SyncWork, TrainWork
 from tests.unit.coordinator.coordinator_calls import (
     PROBE,
     drive,
@@ -41,8 +41,8 @@ def test_the_probe_of_each_engine_is_scored_with_its_routes_before_anything_is_t
         assert (type(item), item.policy_version, item.producer, item.probe) == (ProbeWork, 0, producer, PROBE)
         np.testing.assert_array_equal(item.routes, routes)
         assert work(coordinator, index + 1) is None and not events(coordinator, "sync")
-        coordinator.report_probe(0, TRAINERS, None, producer)
-        coordinator.report_probe(0, TRAINERS, None, producer)  # its answer was lost
+        for _ in range(2):  # the answer to the first is lost
+            coordinator.report_probe(ProbeReport(policy_version=0, logprobs=TRAINERS, producer=producer))
     assert [event["probe_gap_max"] for event in events(coordinator, "sync")] == [0.0]
     assert isinstance(work(coordinator, 3), TrainWork)
 
@@ -53,7 +53,7 @@ def test_an_engine_that_differs_with_its_own_routes_stops_the_run(make_coordinat
     report_staged(coordinator, work(coordinator, 0))
     report_commit(coordinator, 0, 0, routes=ROUTES, logprobs=TRAINERS - np.float32(0.5))
     work(coordinator, 1)
-    coordinator.report_probe(0, TRAINERS, None, 0)
+    coordinator.report_probe(ProbeReport(policy_version=0, logprobs=TRAINERS, producer=0))
     with pytest.raises(RunError, match=r"^producer-0: the engine's log-probabilities of the probe under version 0 are"):
         work(coordinator, 2)
 
@@ -70,7 +70,8 @@ def test_the_last_probe_is_scored_before_the_end(make_coordinator, make_group):
             report_staged(coordinator, item)
             report_commit(coordinator, 0, item.policy_version, routes=ROUTES)
         if isinstance(item, ProbeWork):
-            coordinator.report_probe(item.policy_version, TRAINERS, None, item.producer)
+            report = ProbeReport(policy_version=item.policy_version, logprobs=TRAINERS, producer=item.producer)
+            coordinator.report_probe(report)
     assert [type(item) for item in items] == [TrainWork, TrainWork, SyncWork, ProbeWork, SaveWork, FinishWork]
 
 

@@ -13,10 +13,10 @@ import pytest
 from coati_rl.config.cli import build_job
 from coati_rl.config.config import Config
 from coati_rl.errors import ConfigError, EngineError, PeerLostError
-from producer.join_client import JoinConnection
-from producer.join_frames import PROTOCOL, Frame
-from producer.join_server import JoinServer
-from producer.joined_session import JoinedSession
+from producer.joining.client import JoinConnection
+from producer.joining.frames import PROTOCOL, Frame
+from producer.joining.server import JoinServer
+from producer.joining.session import JoinedSession
 from producer.run_engine import load_engine
 from tests.unit.loops.harness import ThreadedRun, parity_reward
 from tests.unit.loops.watched_engine import InlineReward

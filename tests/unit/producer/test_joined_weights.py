@@ -12,9 +12,9 @@ from coati_rl.transport.manifest import build_manifest
 from coati_rl.transport.wire import WeightSender
 from coati_rl.types import CommitResult
 from producer.engines.fake_engine import FakeEngine
-from producer.join_frames import Frame, commit_frame, read_commit
-from producer.joined_producer import JoinedProducer
-from producer.joined_weights import JoinedWeights
+from producer.joining.frames import Frame, commit_frame, read_commit
+from producer.joining.joined_producer import JoinedProducer
+from producer.joining.received_weights import JoinedWeights
 
 WHOLE, DELTA = "whole", "delta"
 

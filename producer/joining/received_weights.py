@@ -19,9 +19,9 @@ from coati_rl.transport.choice import choose_backend
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.wire import WeightSender
 from coati_rl.types import CommitResult
-from producer.join_client import JoinConnection
-from producer.join_frames import Frame, commit_frame
-from producer.weight_copy import WeightCopy
+from producer.joining.client import JoinConnection
+from producer.joining.frames import Frame, commit_frame
+from producer.joining.weight_copy import WeightCopy
 
 logger = logging.getLogger(__name__)
 

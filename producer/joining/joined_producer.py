@@ -17,8 +17,8 @@ from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import CommitResult
 from producer.engines.staging import StagingArea
-from producer.join_frames import Frame, describe_reply, read_commit, read_groups
-from producer.weight_copy import WeightCopy
+from producer.joining.frames import Frame, describe_reply, read_commit, read_groups
+from producer.joining.weight_copy import WeightCopy
 
 _LOOK_S = 0.5  # between looks whether it is lost
 _STAGING_LOOK_S = 0.01

@@ -17,7 +17,7 @@ from coati_rl.errors import ConfigError, CoordinatorReplacedError, EngineError, 
 from coati_rl.http_call import check_url
 from coati_rl.text import shorten
 from coati_rl.work import LeaseReply
-from producer.join_frames import MAX_BODY_BYTES, Frame, groups_frame, read_reply
+from producer.joining.frames import MAX_BODY_BYTES, Frame, groups_frame, read_reply
 
 _PAUSE_S = 0.5
 _CONNECT_S = 10.0

@@ -1,7 +1,7 @@
 """Serve producers of other machines over HTTPS: who they are, their prompts and groups, and the weights.
 
 An actor on the driver's node; each producer that has joined is a `JoinedProducer`. A token is checked before a body is
-read. Requests are POSTs, each answered at once or within five seconds; `join_frames` has the bodies.
+read. Requests are POSTs, each answered at once or within five seconds; `frames` has the bodies.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from coati_rl.processes.http_bodies import read_body
 from coati_rl.processes.http_server import listen
 from coati_rl.processes.join_address import TOKEN_FILE, join_url
 from producer.gateway.server import ServerThread
-from producer.join_frames import MAX_BODY_BYTES, PROTOCOL, Frame
-from producer.joined_producer import JoinedProducer
+from producer.joining.frames import MAX_BODY_BYTES, PROTOCOL, Frame
+from producer.joining.joined_producer import JoinedProducer
 
 logger = logging.getLogger(__name__)
 

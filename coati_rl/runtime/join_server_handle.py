@@ -21,7 +21,7 @@ _ANSWER_S = 10.0
 _CALLS = 256  # at a time: each producer has one for as long as it works, and others while weights are sent
 
 
-class JoinServer:
+class JoinServerHandle:
     """Hold the actor; without it nobody joins any more, and the run goes on."""
 
     def __init__(self, cls: type, config: Config, context: ActorContext, *, namespace: str) -> None:

@@ -14,8 +14,8 @@ from coati_rl.config import Config
 from coati_rl.config.engine_rules import answers_per_prompt
 from coati_rl.processes.actor_process import ActorContext
 from coati_rl.protocols import GenerationEngine, GroupScorer
-from producer.join_client import HttpCoordinator, JoinConnection
-from producer.joined_weights import JoinedWeights
+from producer.joining.client import HttpCoordinator, JoinConnection
+from producer.joining.received_weights import JoinedWeights
 from producer.made_environment import make_environment
 from producer.rollout_loop import RolloutLoop
 

@@ -44,5 +44,9 @@ class TransferTimeoutError(TransferError):
     """Report that a weight transfer passed its deadline. The message names rank, phase and bucket."""
 
 
+class RunOverError(CoatiError):
+    """Report to a producer that has joined a run that there is nothing more to do."""
+
+
 class PeerLostError(RunError):
     """Report that another process is dead, or did not answer within its deadline. The message names it."""

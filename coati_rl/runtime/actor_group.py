@@ -214,10 +214,10 @@ class ActorGroup:
 
     def end(self) -> None:
         """Kill every actor."""
-        for handle in [member.handle for member in self.members()] + [self._coordinator.handle]:
-            ray.kill(handle)
         if self._join_server is not None:
             self._join_server.end()
+        for handle in [member.handle for member in self.members()] + [self._coordinator.handle]:
+            ray.kill(handle)
         self.heartbeats.end_silent()
 
     def _make_trainer(self, rank: int) -> Any:

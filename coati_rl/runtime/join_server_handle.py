@@ -1,6 +1,7 @@
 """Start the actor by which producers join over HTTPS, on the driver's node, and admit those that wait there."""
 
 import logging
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -18,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _START_S = 60.0  # for its modules to be imported
 _ANSWER_S = 10.0
+_FAREWELL_S = 3.0  # a producer asks every two seconds
 _CALLS = 256  # at a time: each producer has one for as long as it works, and others while weights are sent
 
 
@@ -53,5 +55,8 @@ class JoinServerHandle:
         return ManagedActor(name=f"producer-{producer_id}", handle=handle, task=handle.start.remote())
 
     def end(self) -> None:
-        """Kill the actor; producers that are still connected end by themselves."""
+        """Tell producers that are still connected that the run is over, and kill the actor."""
+        with suppress(RunError):
+            told = self._handle.tell_over.remote(_FAREWELL_S)
+            wait_for(told, who="the join server", timeout_s=2 * _FAREWELL_S)
         ray.kill(self._handle)

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 
 from coati_rl.batching.packed_group import PackedGroup
-from coati_rl.errors import ConfigError, CoordinatorReplacedError, EngineError, PeerLostError
+from coati_rl.errors import ConfigError, CoordinatorReplacedError, EngineError, PeerLostError, RunOverError
 from coati_rl.http_call import check_url
 from coati_rl.text import shorten
 from coati_rl.work import LeaseReply
@@ -73,7 +73,7 @@ class JoinConnection:
     def ask_once(self, call: str, frame: Frame | None = None, **fields: Any) -> Frame:
         """Make a request.
 
-        Raises: ConfigError if the run refuses it; PeerLostError if this producer is not of the run any more;
+        Raises: RunOverError; ConfigError if the run refuses it; PeerLostError if this producer is not of it any more;
             ConnectionLostError; CoordinatorReplacedError.
         """
         given = frame or Frame(fields={})
@@ -84,7 +84,10 @@ class JoinConnection:
         except httpx2.TransportError as error:
             raise ConnectionLostError(f"{self._url}: {shorten(error, 200) or type(error).__name__}") from error
         if reply.status_code == _STATUS_OK and len(content) <= MAX_BODY_BYTES:
-            return Frame.from_bytes(content)
+            answer = Frame.from_bytes(content)
+            if answer.fields.get("is_over"):
+                raise RunOverError(f"{self._url}: the run is over")
+            return answer
         text = shorten(content.decode(errors="replace"), 300)
         if reply.status_code == _STATUS_GONE:
             raise PeerLostError(f"{self._url}: this producer is not of the run any more: {text}")

@@ -39,6 +39,8 @@ class JoinedProducer:
         self._coordinator: ProducerCoordinator | None = None  # from its admission on
         self._outcome: bool | None = None  # whether it has left, when its work is over
         self._ended = ""  # why it is not of the run any more
+        self._is_over = False  # the run
+        self.was_told = False  # that it is over
         self._staging = StagingArea(device=torch.device("cpu"))
         self._staged: WeightCopy | None = None
         self._proved: WeightCopy | None = None  # what the producer has, and the digest that says so
@@ -124,6 +126,14 @@ class JoinedProducer:
             self._changed.notify_all()
         self._staging.close()
 
+    def tell_over(self) -> bool:
+        """Answer its next request with the word that the run is over. Returns: False if nobody is there to hear it."""
+        is_there = self.is_there and self._outcome is None
+        with self._changed:
+            self._is_over, self._ended = True, self._ended or "the run is over"
+            self._changed.notify_all()
+        return is_there
+
     @property
     def is_there(self) -> bool:
         """Return True unless it has left, is lost or was let go."""
@@ -141,6 +151,9 @@ class JoinedProducer:
 
     def answer(self, call: str, frame: Frame) -> Frame:
         """Answer a request. Raises: PeerLostError if the producer is not of the run; KeyError for an unknown call."""
+        if self._is_over:
+            self.was_told = True
+            return Frame(fields={"is_over": True})
         self.check_heard()  # what was silent for too long has lost its prompts: it may not go on
         self._heard_at = time.monotonic()
         return self._calls[call](frame)

@@ -8,6 +8,7 @@ import asyncio
 import hmac
 import logging
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from secrets import token_hex
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 GONE, REPLACED, REFUSED = 410, 503, 409  # statuses: not of the run any more; say what you hold; no such producer here
 _THREADS = 256  # requests at a time, most of which wait
+_TOLD_LOOK_S = 0.05
 _BODY_S = 120.0  # for a body to arrive
 
 
@@ -87,6 +89,14 @@ class JoinServer:
         if method == "end":
             del self._by_number[producer_id]
         return result
+
+    def tell_over(self, timeout_s: float) -> None:
+        """Tell the producers that are there that the run is over, and wait until they have heard it."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            hearing = [each for each in self._by_key.values() if each.tell_over()]
+        while not all(each.was_told for each in hearing) and time.monotonic() < deadline:
+            time.sleep(_TOLD_LOOK_S)
 
     def close(self) -> None:
         """End it; requests are answered no more."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from coati_rl.config import Config
 from coati_rl.config.engine_rules import answers_per_prompt
+from coati_rl.errors import RunOverError
 from coati_rl.processes.actor_process import ActorContext
 from coati_rl.protocols import GenerationEngine, GroupScorer
 from producer.joining.client import HttpCoordinator, JoinConnection
@@ -42,7 +43,13 @@ class JoinedSession:
             self._loop.leave()
 
     def run(self, engine: GenerationEngine, reward: GroupScorer, say: Callable[[str], None]) -> None:
-        """Work. Raises: PeerLostError if the run has ended or let this producer go; what ends the engine."""
+        """Work. Raises: PeerLostError if the run is lost or let this producer go; what ends the engine."""
+        try:
+            self._work(engine, reward, say)
+        except RunOverError:
+            say("the run is over")
+
+    def _work(self, engine: GenerationEngine, reward: GroupScorer, say: Callable[[str], None]) -> None:
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
         with ExitStack() as stack:
             stack.callback(self._is_over.set)

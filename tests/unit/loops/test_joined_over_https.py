@@ -83,7 +83,7 @@ class JoinedRun(ThreadedRun):
         number = len(self._producers)
         self.served.admit(keys[0], number)
         self._producers[number] = self.served._by_number[number]
-        self._producers[number].close = self._producers[number].end
+        self._producers[number].close = lambda: self.served.tell_over(10.0)
         self._coordinator.add_producer(number, is_extra=True)
         self._start(self._run_joined, number)
 

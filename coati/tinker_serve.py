@@ -1,5 +1,6 @@
 """Run `coati-rl tinker-serve`: put together the parts that train and sample, for a server of Tinker's API."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.tinker.bases import Base
 from coati_rl.tinker.command import Parts, run_command
 from coati_rl.tinker.core import SamplingCore, TrainingCore
+from coati_rl.types import Device
 
 _MAX_TOKENS = 8192  # of a sequence, by default
 
@@ -33,18 +35,25 @@ def make_base(name: str, directory: Path, parts: Parts) -> Base:
         directory=directory,
         arch=str(config.model_type),
         training=_training(directory, precision=precision, device=device),
-        sampling=_sampling(directory, precision=precision, device=device, max_tokens=length),
+        sampling=_sampling(parts.sampler, directory, precision=precision, device=device, max_tokens=length),
     )
 
 
-def _training(directory: Path, *, precision: str, device: str) -> TrainingCore:
+def _training(directory: Path, *, precision: str, device: Device) -> TrainingCore:
     from coati.training_session import TrainingSession
 
-    return TrainingSession(directory, device=device, precision=precision)  # type: ignore[arg-type]
+    return TrainingSession(directory, device=device, precision=precision)
 
 
-def _sampling(directory: Path, *, precision: str, device: str, max_tokens: int) -> SamplingCore:
-    from producer.samplers.transformers_samplers import TransformersSamplers
-
+def _sampling(sampler: str, directory: Path, *, precision: str, device: Device, max_tokens: int) -> SamplingCore:
     dtype = {"bf16": "bfloat16", "fp32": "float32"}[precision]
-    return TransformersSamplers(directory, max_tokens=max_tokens, dtype=dtype, device=device)
+    if sampler == "transformers":
+        from producer.samplers.transformers_samplers import TransformersSamplers
+
+        return TransformersSamplers(directory, max_tokens=max_tokens, dtype=dtype, device=device)
+    from producer.engines import engine_environment
+    from producer.samplers.vllm_samplers import VllmSamplers
+
+    environment = engine_environment(device, 1)
+    os.environ.update({name: value for name, value in environment.items() if name != "OMP_NUM_THREADS"})
+    return VllmSamplers(directory, max_tokens=max_tokens, dtype=dtype, device=device)

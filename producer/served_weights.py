@@ -4,7 +4,7 @@ In: --model and --adapter. Out: the base's directory, what requests may name, an
 hold the identity of their weights, so that no name ever stands for two.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,13 +114,14 @@ def _check_fit(directory: Path, base: Path, where: str) -> None:
         raise ConfigError(f"{where}: holds {what}, too, and engines add adapters alone; merge it (coati-rl merge)")
     check_base(directory, base, where)
     shapes = {name: tuple(each.meta.shape) for name, each in model_tensors(base).items()}
-    problems = [*_misfits(adapter, shapes)]
+    problems = [*adapter_misfits(adapter, shapes)]
     if problems:
         more = f" and {len(problems) - 1} more" if problems[1:] else ""
         raise ConfigError(f"{where}: does not fit the base {base}: {problems[0]}{more}; give the one it was trained on")
 
 
-def _misfits(adapter: AdapterDirectory, shapes: Mapping[str, Any]) -> Any:
+def adapter_misfits(adapter: AdapterDirectory, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """Yield what of an adapter does not fit a base. `shapes`: of the base's tensors, by name."""
     for name, shape in adapter.shapes.items():
         layer, _, factor = name.removesuffix(".weight").rpartition(".")
         weight = shapes.get(f"{layer}.weight")

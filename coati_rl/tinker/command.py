@@ -42,6 +42,7 @@ class Parts:
     device: str  # "auto", "cpu" or "cuda"
     precision: str | None  # "fp32" or "bf16"; None: by the device
     max_tokens: int | None  # None: the model's positions, at most 8192
+    sampler: str  # "transformers" or "vllm"
 
 
 MakeBase = Callable[[str, Path, Parts], Base]
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--keys-file", type=Path, metavar="FILE", help="lines of NAME=KEY, which other users cannot read from here")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="what computes")
     add("--precision", choices=["fp32", "bf16"], help="of base models; default: bf16 on GPUs, else fp32")
+    add("--sampler", choices=["transformers", "vllm"], default="transformers", help="what samples; vllm: adapters alone")
     add("--max-tokens", type=int, metavar="N", help="of a sequence; default: the model's positions, at most 8192")
     limits = Limits()
     add("--max-models", type=int, default=limits.max_models, metavar="N", help="of a key at a time")
@@ -102,8 +104,10 @@ def _serve(given: argparse.Namespace, make_base: MakeBase, say: Callable[[str], 
     )
     if min(limits.max_models, limits.max_in_flight, limits.save_steps, limits.session_timeout_s, limits.poll_s) <= 0:
         raise ConfigError("--max-models, --max-in-flight, --save-steps, --session-timeout-s, --poll-s: give above 0")
+    if given.sampler == "vllm" and len(models) > 1:
+        raise ConfigError("--sampler vllm: a process holds one engine; give one --model, or use --sampler transformers")
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before torch is imported
-    parts = Parts(device=given.device, precision=given.precision, max_tokens=given.max_tokens)
+    parts = Parts(device=given.device, precision=given.precision, max_tokens=given.max_tokens, sampler=given.sampler)
     with _listener(given.host, given.port) as listener:
         from coati_rl.tinker.app import make_app
         from coati_rl.tinker.service import Service

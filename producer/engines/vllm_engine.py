@@ -38,10 +38,10 @@ class VllmEngine(ThreadedEngine):
 
     def __init__(self, options: EngineOptions, *, policy_version: int = 0) -> None:
         """Start loading; see `ThreadedEngine.wait_ready`. `policy_version`: see `create_engine`."""
-        super().__init__(_VllmCore(options), policy_version=policy_version)
+        super().__init__(VllmCore(options), policy_version=policy_version)
 
 
-class _VllmCore:
+class VllmCore:
     """Implement `EngineCore` with vLLM's LLMEngine."""
 
     def __init__(self, options: EngineOptions) -> None:
@@ -91,31 +91,36 @@ class _VllmCore:
 
     def add(self, request: GenerationRequest, stream: TokenStream | None) -> None:
         from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-        sampling = request.sampling
-        greedy = sampling.temperature == 0.0
-        params = SamplingParams(
-            n=1 if greedy else request.num_samples,  # vLLM refuses n > 1 for greedy; the samples would be equal
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k or 0,
-            min_p=sampling.min_p,
-            repetition_penalty=sampling.repetition_penalty,
-            max_tokens=sampling.max_new_tokens,
-            stop=list(sampling.stop) or None,
-            seed=sampling.seed,  # sample i gets seed + i
-            logprobs=0,  # of the sampled token alone
-            flat_logprobs=True,
-            detokenize=bool(sampling.stop),  # slow per token: without stop strings the text is decoded once, at the end
-            include_stop_str_in_output=True,  # the text is that of the tokens
-            output_kind=RequestOutputKind.FINAL_ONLY if stream is None else RequestOutputKind.CUMULATIVE,
-            structured_outputs=StructuredOutputsParams(json=request.json_schema) if request.json_schema else None,
-        )
+        params = SamplingParams(**self._sampling_arguments(request, stream))
         self._add_request(request.request_id, request.token_ids, params, self._loras[request.lora])
         self._running[request.request_id] = RunningRequest(request, stream)
         if self._routes is not None:
             self._routes.expect(request.request_id)
+
+    def _sampling_arguments(self, request: GenerationRequest, stream: TokenStream | None) -> dict[str, Any]:
+        """Return the arguments of vLLM's SamplingParams, by name."""
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+        sampling = request.sampling
+        return {
+            # vLLM refuses n > 1 for greedy; the samples would be equal
+            "n": 1 if sampling.temperature == 0.0 else request.num_samples,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or 0,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "max_tokens": sampling.max_new_tokens,
+            "stop": list(sampling.stop) or None,
+            "seed": sampling.seed,  # sample i gets seed + i
+            "logprobs": 0,  # of the sampled token alone
+            "flat_logprobs": True,
+            "detokenize": bool(sampling.stop),  # slow per token: without stop strings the text is decoded at the end
+            "include_stop_str_in_output": True,  # the text is that of the tokens
+            "output_kind": RequestOutputKind.FINAL_ONLY if stream is None else RequestOutputKind.CUMULATIVE,
+            "structured_outputs": StructuredOutputsParams(json=request.json_schema) if request.json_schema else None,
+        }
 
     def abort(self, request_id: str) -> GenerationResult | None:
         if request_id not in self._running:

@@ -30,6 +30,7 @@ def serve(*arguments):
         (["--model", "x={dir}", "--keys-file", "/nowhere"], "cannot be read"),
         (["--model", "x={dir}", "--save-steps", "0"], "give above 0"),
         (["--model", "x={dir}", "--port", "99999"], "cannot listen"),
+        (["--model", "x={dir}", "--model", "y={dir}", "--sampler", "vllm"], "give one --model"),
     ],
 )
 def test_a_mistake_names_the_flag_and_the_remedy(model_dir, tmp_path, arguments, message):

@@ -5,7 +5,6 @@ flight and the engine. It uses plain HTTP: for other machines use a TLS proxy.
 """
 
 import hmac
-import ipaddress
 import os
 import signal
 import socket
@@ -17,14 +16,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, cast
 
-import uvicorn
 from fastapi import FastAPI, Request
 
 from coati_rl.config.engine_rules import check_engine_device
 from coati_rl.config.needs import need_problems
 from coati_rl.config.serve import ServeConfig
 from coati_rl.errors import ConfigError
-from coati_rl.processes.http_server import listen, server_config, url_of
+from coati_rl.processes.http_server import ReadyServer, is_loopback, listen_as_told, server_config, url_of
 from coati_rl.processes.slow_phase import slow_phase
 from coati_rl.protocols import GenerationEngine
 from coati_rl.types import Device, SamplingParams
@@ -102,7 +100,9 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
         with closing(loaded):
             session = _session(config, loaded, language, models, max_new_tokens=length)
             app = _app(session, loaded, key, models)
-            _Server(app, session, on_ready=lambda: say(f"serving {told} on {url_of(listener)}/v1")).run([listener])
+            ready = f"serving {told} on {url_of(listener)}/v1"
+            # At its end the calls in flight get 503.
+            ReadyServer(server_config(app), on_ready=lambda: say(ready), on_end=session.close).run([listener])
 
 
 def _session(
@@ -131,22 +131,6 @@ def _app(session: CountedSession, engine: GenerationEngine, key: str | None, mod
     return app
 
 
-class _Server(uvicorn.Server):
-    """Say when the server is ready; at its end, end the calls in flight, which get 503."""
-
-    def __init__(self, app: FastAPI, session: Session, *, on_ready: Callable[[], None]) -> None:
-        super().__init__(server_config(app))
-        self._session, self._on_ready = session, on_ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_ready()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._session.close()
-        await super().shutdown(sockets)
-
-
 def _api_key(config: ServeConfig) -> str | None:
     """Return the key that clients need. Raises: ConfigError for one that is too short, or missing off loopback."""
     # Taken out of the environment, so that no process that is started here inherits it.
@@ -159,7 +143,7 @@ def _api_key(config: ServeConfig) -> str | None:
             f"{source}: needs at least {_MIN_KEY_LENGTH} characters that HTTP headers allow; "
             f"export {API_KEY_VARIABLE}=\"$(python -c 'import secrets; print(secrets.token_hex(32))')\""
         )
-    if key is None and not _is_loopback(config.server.host):
+    if key is None and not is_loopback(config.server.host):
         raise ConfigError(
             f"--host {config.server.host}: other machines could use the model without a key; set {API_KEY_VARIABLE}, "
             "or listen on 127.0.0.1"
@@ -167,23 +151,11 @@ def _api_key(config: ServeConfig) -> str | None:
     return key
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _listener(config: ServeConfig, say: Callable[[str], None]) -> socket.socket:
     """Open the socket. Raises: ConfigError if that fails."""
-    host, port = config.server.host, config.server.port
-    try:
-        listener = listen(host, port)
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise ConfigError(
-            f"--host {host} --port {port}: cannot listen: {error}; use another host or port (0 for a free port)"
-        ) from error
-    if not _is_loopback(host):
+    host = config.server.host
+    listener = listen_as_told(host, config.server.port)
+    if not is_loopback(host):
         say(
             f"warning: --host {host} is reachable from other machines without TLS: key, prompts and answers are sent "
             "unencrypted; use a private network or a TLS proxy"

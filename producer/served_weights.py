@@ -7,7 +7,6 @@ hold the identity of their weights, so that no name ever stands for two.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from coati_rl.checkpoint.saved_adapter import check_base
 from coati_rl.checkpoint.weights import find_weights

@@ -1,9 +1,13 @@
 """Open a listening socket and configure uvicorn, for whatever serves an application on it."""
 
+import ipaddress
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
+
+from coati_rl.errors import ConfigError
 
 _BACKLOG = 1024  # connections that wait to be accepted
 _GRACE_S = 2  # for replies at the end
@@ -14,6 +18,26 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
     """Open a listening socket; port 0 picks a free one. Raises: OSError."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+
+
+def listen_as_told(host: str, port: int) -> socket.socket:
+    """Do the same for --host and --port. Raises: ConfigError."""
+    if not 0 <= port <= 65535:  # name lookup would take the lower 16 bits
+        raise ConfigError(f"--port is {port}: cannot listen: give 1 to 65535, or 0 for a free one")
+    try:
+        return listen(host, port)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: cannot listen: {error}; use another host or port (0 for a free port)"
+        ) from error
+
+
+def is_loopback(host: str) -> bool:
+    """Return True of an address, or name, that other machines cannot reach."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def url_of(listener: socket.socket) -> str:
@@ -43,3 +67,25 @@ def server_config(app: Any, **options: Any) -> uvicorn.Config:
         proxy_headers=False,
         **{**defaults, **options},
     )
+
+
+class ReadyServer(uvicorn.Server):
+    """Call back when the server is ready, and when its end begins."""
+
+    def __init__(
+        self, config: uvicorn.Config, *, on_ready: Callable[[], None], on_end: Callable[[], object] | None = None
+    ) -> None:
+        super().__init__(config)
+        self._on_ready, self._on_end = on_ready, on_end
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        if self._on_end is not None:
+            self._on_end()
+        await super().shutdown(sockets)

@@ -7,23 +7,19 @@ Consumes: HTTP requests. Waits for: requests. Is unblocked by: SIGINT or SIGTERM
 import argparse
 import functools
 import gc
-import ipaddress
 import logging
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvicorn
-
 from coati_rl.errors import ConfigError
 from coati_rl.processes.exit_codes import exit_code_of
 from coati_rl.processes.exit_messages import print_lines
-from coati_rl.processes.http_server import listen, server_config, url_of
+from coati_rl.processes.http_server import ReadyServer, is_loopback, listen_as_told, server_config, url_of
 from coati_rl.processes.subreaper import run_under_subreaper
 from coati_rl.tinker.bases import Base
 from coati_rl.tinker.limits import KEY_PREFIX, Keys, Limits
@@ -78,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--keys-file", type=Path, metavar="FILE", help="lines of NAME=KEY, which other users cannot read from here")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="what computes")
     add("--precision", choices=["fp32", "bf16"], help="of base models; default: bf16 on GPUs, else fp32")
-    add("--sampler", choices=["transformers", "vllm"], default="transformers", help="what samples; vllm: adapters alone")
+    add(
+        "--sampler", choices=["transformers", "vllm"], default="transformers", help="what samples; vllm: adapters alone"
+    )
     add("--max-tokens", type=int, metavar="N", help="of a sequence; default: the model's positions, at most 8192")
     limits = Limits()
     add("--max-models", type=int, default=limits.max_models, metavar="N", help="of a key at a time")
@@ -92,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(given: argparse.Namespace, make_base: MakeBase, say: Callable[[str], None]) -> None:
     models, keys = _models(given.model), _keys(given)
-    if not keys.owners and not _is_loopback(given.host):
+    if not keys.owners and not is_loopback(given.host):
         raise ConfigError(f"--host {given.host}: other machines could use the models without a key; add --keys-file")
     limits = Limits(
         max_models=given.max_models,
@@ -108,7 +106,7 @@ def _serve(given: argparse.Namespace, make_base: MakeBase, say: Callable[[str], 
         raise ConfigError("--sampler vllm: a process holds one engine; give one --model, or use --sampler transformers")
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before torch is imported
     parts = Parts(device=given.device, precision=given.precision, max_tokens=given.max_tokens, sampler=given.sampler)
-    with _listener(given.host, given.port) as listener:
+    with listen_as_told(given.host, given.port) as listener:
         from coati_rl.tinker.app import make_app
         from coati_rl.tinker.service import Service
 
@@ -117,20 +115,7 @@ def _serve(given: argparse.Namespace, make_base: MakeBase, say: Callable[[str], 
         told = f"serving {', '.join(models)} on {url_of(listener)}, checkpoints in {service.root}"
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn ends its replies, and raises the signal again
         options = {"lifespan": "on", "timeout_keep_alive": _REACHABLE_S}
-        _Server(server_config(make_app(service), **options), on_ready=lambda: say(told)).run([listener])
-
-
-class _Server(uvicorn.Server):
-    """Say when the server is ready."""
-
-    def __init__(self, config: uvicorn.Config, *, on_ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_ready = on_ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._on_ready()
+        ReadyServer(server_config(make_app(service), **options), on_ready=lambda: say(told)).run([listener])
 
 
 def _models(texts: Sequence[str]) -> Mapping[str, Path]:
@@ -173,19 +158,3 @@ def _keys(given: argparse.Namespace) -> Keys:
             raise ConfigError(f"{flag} {owner}=...: this key is {owners[key]}'s already")
         owners[key] = owner
     return Keys(owners=owners)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:
-        raise ConfigError(f"--port {port}: cannot listen: give 1 to 65535, or 0 for a free one")
-    try:
-        return listen(host, port)
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise ConfigError(f"--host {host} --port {port}: cannot listen: {error}; 0 takes a free port") from error

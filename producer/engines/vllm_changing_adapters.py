@@ -18,7 +18,7 @@ from producer.engines.admission import RequestRefusedError
 from producer.engines.engine_thread import ThreadedEngine
 from producer.engines.options import EngineOptions
 from producer.engines.token_stream import TokenStream
-from producer.engines.vllm_engine import VllmCore
+from producer.engines.vllm_engine import _VllmCore
 
 MAX_RANK = 64  # vLLM computes each adapter as one of the largest rank
 _AT_A_TIME = 4  # in a step; requests of others wait
@@ -65,7 +65,7 @@ class ChangingAdapters(ThreadedEngine):
         self._inbox.put(lambda: self.core.remove_adapter(name))
 
 
-class _Core(VllmCore):
+class _Core(_VllmCore):
     """See `EngineCore`."""
 
     def __init__(self, options: EngineOptions) -> None:

@@ -38,10 +38,10 @@ class VllmEngine(ThreadedEngine):
 
     def __init__(self, options: EngineOptions, *, policy_version: int = 0) -> None:
         """Start loading; see `ThreadedEngine.wait_ready`. `policy_version`: see `create_engine`."""
-        super().__init__(VllmCore(options), policy_version=policy_version)
+        super().__init__(_VllmCore(options), policy_version=policy_version)
 
 
-class VllmCore:
+class _VllmCore:
     """Implement `EngineCore` with vLLM's LLMEngine."""
 
     def __init__(self, options: EngineOptions) -> None:

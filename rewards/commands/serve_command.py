@@ -6,22 +6,19 @@ seconds, and the scoring processes end with the pool. It uses plain HTTP: for ot
 
 import argparse
 import asyncio
-import ipaddress
 import os
 import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
 
-import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coati_rl.errors import ConfigError
-from coati_rl.processes.http_server import listen, server_config, url_of
+from coati_rl.processes.http_server import ReadyServer, is_loopback, listen_as_told, server_config, url_of
 from coati_rl.reward_spec import public_reward_type
 from rewards.commands.command_arguments import add_reward_arguments, reward_spec
 from rewards.remote.service import RequestLimits, ScoringQueue, make_app
@@ -91,25 +88,11 @@ def serve_command(options: argparse.Namespace) -> None:
         )
         name = public_reward_type(spec.reward_type)
         ready = f"serving {name} on {url_of(listener)} (scoring processes: {options.num_workers})"
-        _Server(config, on_ready=lambda: _say(ready), on_grace_over=queue.abort_requests).run(sockets=[listener])
 
+        def end() -> None:
+            asyncio.get_running_loop().call_later(_GRACE_S, queue.abort_requests)
 
-class _Server(uvicorn.Server):
-    """Call back when the server is ready, and when its grace period for open requests is over."""
-
-    def __init__(
-        self, config: uvicorn.Config, *, on_ready: Callable[[], None], on_grace_over: Callable[[], None]
-    ) -> None:
-        super().__init__(config)
-        self._on_ready, self._on_grace_over = on_ready, on_grace_over
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_ready()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().call_later(_GRACE_S, self._on_grace_over)
-        await super().shutdown(sockets)
+        ReadyServer(config, on_ready=lambda: _say(ready), on_end=end).run(sockets=[listener])
 
 
 class _IdleTimeoutProtocol(H11Protocol):
@@ -185,15 +168,8 @@ def _limits(options: argparse.Namespace) -> RequestLimits:
 
 def _listen(host: str, port: int) -> socket.socket:
     """Open a listening socket. Raises: ConfigError if that fails."""
-    if not 0 <= port <= 65535:  # name lookup would take the lower 16 bits
-        raise ConfigError(f"--port is {port}: it must be 1 to 65535, or 0 for a free one")
-    try:
-        listener = listen(host, port)
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise ConfigError(
-            f"--host {host} --port {port}: cannot listen: {error}; use another host or port (0 for a free port)"
-        ) from error
-    if not ipaddress.ip_address(str(listener.getsockname()[0]).partition("%")[0]).is_loopback:
+    listener = listen_as_told(host, port)
+    if not is_loopback(str(listener.getsockname()[0])):
         _say(
             f"warning: --host {host} is reachable from other machines without TLS: token, prompts and responses "
             "are sent unencrypted; use a private network or a TLS proxy"

@@ -4,8 +4,8 @@
 
 The server is `coati-rl tinker-serve`, the client is the `tinker` package's. A tenant's step is one forward_backward of
 importance sampling and one optim_step. One after another each tenant waits for its step's answers before the next
-begins; at once all send theirs, and then wait. Rounds alternate; medians are printed: milliseconds by the clock, and CPU
-milliseconds of the server (its processes) and of the client's process.
+begins; at once all send theirs, and then wait. Rounds alternate; medians are printed: milliseconds by the clock, and
+CPU milliseconds of the server (its processes) and of the client's process.
 """
 
 import argparse
@@ -89,7 +89,16 @@ def main() -> None:
     parser.add_argument("--sampler", help="flag of the server")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
-        command = [sys.executable, "-m", "coati_rl.command_line", "tinker-serve", "--model", f"base={given.model}", "--root", root]
+        command = [
+            sys.executable,
+            "-m",
+            "coati_rl.command_line",
+            "tinker-serve",
+            "--model",
+            f"base={given.model}",
+            "--root",
+            root,
+        ]
         command += ["--port", "0", *(["--sampler", given.sampler] if given.sampler else [])]
         server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
         try:

@@ -1,4 +1,4 @@
-"""`--sampler vllm`: vLLM's samples have the trainer's log-probabilities after each publishing, and what it lacks is named."""
+"""`--sampler vllm`: samples have the trainer's log-probabilities after each publishing; what vLLM lacks is named."""
 
 import json
 

@@ -12,7 +12,7 @@ from coati_rl.model_files.adapter_files import AdapterSpec
 from coati_rl.types import GenerationRequest, SamplingParams
 from producer.engines.admission import RequestRefusedError
 from producer.engines.options import EngineOptions
-from producer.engines.vllm_engine import VllmCore
+from producer.engines.vllm_engine import _VllmCore
 from producer.engines.vllm_synced_adapter import SLOT, SyncedAdapter, WorkerAdapter
 
 
@@ -53,7 +53,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_request_that_vllm_cannot_take_is_refused_and_nothing_of_it_stays(error: Exception, message: str) -> None:
-    core = VllmCore(EngineOptions(model="none", max_model_len=8))
+    core = _VllmCore(EngineOptions(model="none", max_model_len=8))
     core._engine = engine = Engine(error)
     request = GenerationRequest(request_id="one", token_ids=(1,), num_samples=2, sampling=SamplingParams())
     with pytest.raises(RequestRefusedError, match=message):
@@ -66,7 +66,7 @@ def test_a_request_that_vllm_cannot_take_is_refused_and_nothing_of_it_stays(erro
 
 @pytest.mark.parametrize(("schema", "expected"), [(None, None), ('{"type": "object"}', {"json": '{"type": "object"}'})])
 def test_a_schema_constrains_the_samples_and_without_one_nothing_does(schema, expected) -> None:
-    core = VllmCore(EngineOptions(model="none", max_model_len=8))
+    core = _VllmCore(EngineOptions(model="none", max_model_len=8))
     core._engine = engine = Engine(ValueError("seen"))
     sampling = SamplingParams()
     request = GenerationRequest(request_id="one", token_ids=(1,), num_samples=2, sampling=sampling, json_schema=schema)
@@ -80,7 +80,7 @@ def test_every_request_and_probe_runs_with_the_adapter_that_serves_and_none_befo
     module.LoRARequest = lambda name, number, path: (name, number)
     monkeypatch.setitem(sys.modules, "vllm.lora.request", module)
     spec = AdapterSpec(rank=4, alpha=8.0, targets=("q_proj",))
-    core = VllmCore(EngineOptions(model="none", max_model_len=8, adapter=spec))
+    core = _VllmCore(EngineOptions(model="none", max_model_len=8, adapter=spec))
     core._engine = engine = Engine(ValueError("seen"))
     request = GenerationRequest(request_id="one", token_ids=(1,), num_samples=2, sampling=SamplingParams())
     calls = (lambda: core.add(request, None), lambda: core.probe((1, 2), lambda _: None))
@@ -99,7 +99,7 @@ def test_an_output_that_was_sampled_without_the_adapter_ends_the_engine() -> Non
     spec = AdapterSpec(rank=4, alpha=8.0, targets=("q_proj",))
     output = SimpleNamespace(request_id="one", lora_request=None)
     with pytest.raises(EngineError, match="request one ran without the adapter"):
-        VllmCore(EngineOptions(model="none", max_model_len=8, adapter=spec))._take([output])
+        _VllmCore(EngineOptions(model="none", max_model_len=8, adapter=spec))._take([output])
 
 
 @pytest.mark.parametrize(("rank", "allocated"), [(1, 1), (4, 8), (8, 8), (9, 16), (300, 320), (512, 512)])

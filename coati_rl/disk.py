@@ -35,6 +35,21 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise RunError(disk_problem(path, error)) from error
 
 
+def flush(path: Path) -> None:
+    """Force a file's bytes, or a directory's entries, to the disk. Raises: OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flush_tree(directory: Path) -> None:
+    """Do so with all that is in a directory, and with itself."""
+    for path in [*directory.rglob("*"), directory]:
+        flush(path)
+
+
 def probe(directory: Path, *, asked_by: str) -> None:
     """Write and delete an unnamed file.
 

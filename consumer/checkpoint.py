@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from coati_rl.checkpoint.directory import prune, role_directory, write_manifest, write_state
 from coati_rl.checkpoint.saved_adapter import WEIGHTS_KEY, recorded_weights
 from coati_rl.checkpoint.tokenizer_files import write_files
+from coati_rl.disk import flush
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapter_files import PREFIX, WEIGHTS_FILE, write_adapter_config
 from coati_rl.model_files.saving import write_settings
@@ -33,7 +34,7 @@ from coati_rl.model_files.stored_views import StoredParameter
 from coati_rl.tensor_bytes import bytes_of
 from consumer.optim.optimizer_state import MASTER
 from consumer.parallel.parameters import ParameterInfo
-from consumer.whole_directory import flush, publish, weight_disk_errors
+from consumer.whole_directory import publish, weight_disk_errors
 
 logger = logging.getLogger(__name__)
 

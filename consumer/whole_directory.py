@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from coati_rl.disk import disk_problem
+from coati_rl.disk import disk_problem, flush, flush_tree
 from coati_rl.errors import RunError
 
 
@@ -28,8 +28,7 @@ def weight_disk_errors(directory: Path, what: str = "checkpoint") -> Iterator[No
 
 def publish(partial: Path, directory: Path) -> None:
     """Flush a hidden directory and rename it; an existing one is replaced."""
-    for path in [*partial.rglob("*"), partial]:
-        flush(path)
+    flush_tree(partial)
     if directory.exists():
         # A rename cannot replace a directory that holds files, so the old one is renamed first.
         old = directory.with_name(f".{directory.name}.old")
@@ -40,12 +39,3 @@ def publish(partial: Path, directory: Path) -> None:
     else:
         partial.rename(directory)
     flush(directory.parent)
-
-
-def flush(path: Path) -> None:
-    """Force a file's bytes, or a directory's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coati_rl.checkpoint.ledger_frames import LedgerError, Record, encode_frame, intact_bytes, read_frames
+from coati_rl.disk import flush
 
 LEDGER = "ledger"  # in the run directory
 START, CHECKPOINT = "start", "checkpoint"
@@ -63,11 +64,7 @@ def begin_segment(segment: Segment, records: Sequence[bytes]) -> int:
     frame = encode_frame(records, segment=segment.number, number=0)
     append(partial, frame, size=0)
     partial.replace(segment.path)
-    directory = os.open(segment.path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    flush(segment.path.parent)
     return len(frame)
 
 

@@ -82,8 +82,8 @@ def resolve_model(model: str, *, is_dry_run: bool, flag: str = "--model") -> Pat
     if directory.is_dir():
         if is_adapter(directory):
             raise ConfigError(
-                f"{flag} {model}: holds an adapter and not a model; give its base as {flag}, and the directory as "
-                "--adapter, or merge the two (coati-rl merge)"
+                f"{flag} {model}: holds an adapter and not a model; merge it into its base (coati-rl merge), or "
+                f"give the base as {flag} and the directory as --adapter, if the command has that flag"
             )
         if not (directory / "config.json").is_file():
             raise ConfigError(f"{flag} {model}: the directory has no config.json; give a model in Hugging Face format")

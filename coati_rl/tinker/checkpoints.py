@@ -5,7 +5,6 @@ unless it is published.
 """
 
 import json
-import os
 import re
 import shutil
 import threading
@@ -16,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coati_rl.disk import flush, flush_tree
 from coati_rl.tinker.api_error import ApiError, not_found
 from coati_rl.tinker.core import RequestError
-from coati_rl.tinker.journal import sync_directory
 
 FILE = "tinker.json"
 TRAINING, SAMPLER, EXTERNAL = "weights", "sampler_weights", "external_weights"
@@ -85,7 +84,7 @@ class Checkpoints:
         try:
             save(part)
             (part / FILE).write_text(json.dumps(asdict(checkpoint)), encoding="utf-8")
-            sync_files(part)
+            flush_tree(part)
             self._put(part, final)
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -97,7 +96,7 @@ class Checkpoints:
             if final.exists():
                 final.rename(gone)
             part.rename(final)
-            sync_directory(final.parent)
+            flush(final.parent)
         shutil.rmtree(gone, ignore_errors=True)
 
     def find(self, path: str, owner: str, *, may_read: bool = True) -> Checkpoint:
@@ -161,7 +160,7 @@ class Checkpoints:
             new = file.with_name(f".{FILE}.new")
             new.write_text(json.dumps(asdict(replace(checkpoint, **fields))), encoding="utf-8")
             new.replace(file)
-            sync_directory(file.parent)
+            flush(file.parent)
 
     def delete_expired(self) -> None:
         """Remove the checkpoints whose time is over."""
@@ -190,12 +189,3 @@ class Checkpoints:
 
 def _has_expired(checkpoint: Checkpoint) -> bool:
     return checkpoint.expires is not None and checkpoint.expires <= time.time()
-
-
-def sync_files(directory: Path) -> None:
-    """Have a directory's files on disk."""
-    for path in directory.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    sync_directory(directory)

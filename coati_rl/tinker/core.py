@@ -139,6 +139,15 @@ class SampleResult:
     top_k_prompt: tuple[npt.NDArray[np.int32], Floats] | None = None  # token ids and log-probabilities [P, K]
 
 
+def check_prompt(request: SampleRequest, *, max_tokens: int, vocab_size: int) -> None:
+    """Raise RequestError for a prompt that leaves no room for a token, or has one that the model lacks."""
+    length = len(request.prompt)
+    if not 1 <= length < max_tokens:
+        raise RequestError(f"prompt: {length} tokens; give 1 to {max_tokens - 1}, so that one can follow")
+    if min(request.prompt) < 0 or max(request.prompt) >= vocab_size:
+        raise RequestError(f"prompt: token ids are from 0 to {vocab_size - 1}")
+
+
 class SamplingCore(Protocol):
     """Sample from published models; requests that wait together are answered together."""
 

@@ -34,7 +34,7 @@ def _decompressed(data: bytes, limit: int) -> bytes:
             while part := stream.read(_CHUNK_BYTES):
                 size += len(part)
                 if size > limit:
-                    raise _too_large(limit)
+                    raise _problem(413, f"the body has more than {limit} bytes")
                 parts.append(part)
     except OSError as error:
         raise ApiError(400, f"the body is no zstd stream: {error}") from error
@@ -43,10 +43,6 @@ def _decompressed(data: bytes, limit: int) -> bytes:
 
 def _problem(status: int, message: str) -> ApiError:
     return ApiError(status, f"{message}: send fewer datums, or shorter ones" if status == 413 else message)
-
-
-def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the body has more than {limit} bytes: send fewer datums, or shorter ones")
 
 
 async def read_json(request: Request, kind: type[Kind], limit: int) -> Kind:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coati_rl.disk import disk_errors
+from coati_rl.disk import disk_errors, flush
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Journal:
             os.fsync(file.fileno())
         self._file.close()
         new.replace(self.path)
-        sync_directory(self.path.parent)
+        flush(self.path.parent)
         self._file = self.path.open("ab")
 
 
@@ -168,12 +168,3 @@ def _resolve(done: "asyncio.Future[None]", failure: OSError | None) -> None:
         done.set_result(None)
     else:
         done.set_exception(failure)
-
-
-def sync_directory(directory: Path) -> None:
-    """Have the names in a directory on disk."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coati_rl.disk import flush, flush_tree
 from coati_rl.tinker.bodies import AdamParams
-from coati_rl.tinker.checkpoints import SAMPLER, TRAINING, Checkpoint, Checkpoints, sync_files
+from coati_rl.tinker.checkpoints import SAMPLER, TRAINING, Checkpoint, Checkpoints
 from coati_rl.tinker.core import AdamStep, ModelSpec, RequestError, TrainingCore
 from coati_rl.tinker.futures import json_reply
-from coati_rl.tinker.journal import sync_directory
 from coati_rl.tinker.state import CREATE, LOAD, PUBLISH, SAVE, STEP, Model, Reply, Request
 
 FLAGS = {"train_attn": "trains_attention", "train_mlp": "trains_mlp", "train_unembed": "trains_head"}
@@ -134,5 +134,5 @@ class Operations:
     def _write(self, core: TrainingCore, model: Model, directory: Path, *, with_optimizer: bool) -> None:
         directory.mkdir()
         core.save(model.id, directory, with_optimizer=with_optimizer)
-        sync_files(directory)
-        sync_directory(directory.parent)
+        flush_tree(directory)
+        flush(directory.parent)

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from coati_rl.checkpoint.tokenizer_files import TEMPLATE_FILE, TEMPLATES_DIR, read_tokenizer_files, write_files
+from coati_rl.disk import flush
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapted_layers import FACTORS
 from coati_rl.model_files.adapter_files import PREFIX, WEIGHTS_FILE, AdapterDirectory
@@ -23,7 +24,6 @@ from coati_rl.preflight.resources import read_tokenizer
 from coati_rl.reading.reward_samples import padding_token_id
 from consumer.adapters.adapters import BASE_WEIGHT, read_start, with_product
 from consumer.parallel.parameters import ParameterInfo
-from consumer.whole_directory import flush
 
 MAX_FILE_BYTES = 2**29  # of weights, as in checkpoints
 _INDEX = "model.safetensors.index.json"

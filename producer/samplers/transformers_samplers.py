@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from coati_rl.errors import CoatiError, EngineError
-from coati_rl.tinker.core import RequestError, SampleRequest, SampleResult
+from coati_rl.tinker.core import RequestError, SampleRequest, SampleResult, check_prompt
 from producer.samplers.decoding import Block, Prefill, Row, drawn, prefill
 from producer.samplers.policies import Policies
 
@@ -93,11 +93,7 @@ class TransformersSamplers:
 
     def check(self, request: SampleRequest) -> None:
         """See `SamplingCore.check`."""
-        length = len(request.prompt)
-        if not 1 <= length < self.max_tokens:
-            raise RequestError(f"prompt: {length} tokens; give 1 to {self.max_tokens - 1}, so that one can follow")
-        if min(request.prompt) < 0 or max(request.prompt) >= self.vocab_size:
-            raise RequestError(f"prompt: token ids are from 0 to {self.vocab_size - 1}")
+        check_prompt(request, max_tokens=self.max_tokens, vocab_size=self.vocab_size)
         if request.top_k_prompt_logprobs > self.vocab_size:
             raise RequestError(f"topk_prompt_logprobs: the vocabulary has {self.vocab_size} tokens")
 

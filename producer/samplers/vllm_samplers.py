@@ -25,7 +25,7 @@ from coati_rl.model_files.adapter_files import (
     read_adapter,
     write_adapter_config,
 )
-from coati_rl.tinker.core import RequestError, SampledSequence, SampleRequest, SampleResult
+from coati_rl.tinker.core import RequestError, SampledSequence, SampleRequest, SampleResult, check_prompt
 from coati_rl.types import Device, GenerationRequest, SamplingParams
 from producer.engines.options import EngineOptions
 from producer.engines.vllm_changing_adapters import MAX_RANK, ChangingAdapters, Wishes, changing_adapters
@@ -83,11 +83,7 @@ class VllmSamplers:
 
     def check(self, request: SampleRequest) -> None:
         """See `SamplingCore.check`."""
-        length = len(request.prompt)
-        if not 1 <= length < self.max_tokens:
-            raise RequestError(f"prompt: {length} tokens; give 1 to {self.max_tokens - 1}, so that one can follow")
-        if min(request.prompt) < 0 or max(request.prompt) >= self.vocab_size:
-            raise RequestError(f"prompt: token ids are from 0 to {self.vocab_size - 1}")
+        check_prompt(request, max_tokens=self.max_tokens, vocab_size=self.vocab_size)
         if request.top_k_prompt_logprobs:
             raise RequestError(f"topk_prompt_logprobs: vLLM is not asked for them; {_INSTEAD}")
 

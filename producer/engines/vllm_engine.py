@@ -104,8 +104,7 @@ class _VllmCore:
 
         sampling = request.sampling
         return {
-            # vLLM refuses n > 1 for greedy; the samples would be equal
-            "n": 1 if sampling.temperature == 0.0 else request.num_samples,
+            "n": 1 if sampling.temperature == 0.0 else request.num_samples,  # vLLM refuses more for greedy: all equal
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or 0,
@@ -157,8 +156,7 @@ class _VllmCore:
         return results
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self._engine.get_tokenizer().decode(token_ids, skip_special_tokens=True)
-        return text
+        return str(self._engine.get_tokenizer().decode(token_ids, skip_special_tokens=True))
 
     def probe(self, token_ids: tuple[int, ...], answer: Callable[[ProbeAnswer], None]) -> None:
         self._num_probes += 1

@@ -74,9 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--keys-file", type=Path, metavar="FILE", help="lines of NAME=KEY, which other users cannot read from here")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="what computes")
     add("--precision", choices=["fp32", "bf16"], help="of base models; default: bf16 on GPUs, else fp32")
-    add(
-        "--sampler", choices=["transformers", "vllm"], default="transformers", help="what samples; vllm: adapters alone"
-    )
+    add("--sampler", choices=["transformers", "vllm"], default="transformers", help="what samples")
     add("--max-tokens", type=int, metavar="N", help="of a sequence; default: the model's positions, at most 8192")
     limits = Limits()
     add("--max-models", type=int, default=limits.max_models, metavar="N", help="of a key at a time")

@@ -100,7 +100,7 @@ def main() -> None:
             root,
         ]
         command += ["--port", "0", *(["--sampler", given.sampler] if given.sampler else [])]
-        server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         try:
             url = next(line.split(" on ")[1].split(",")[0] for line in server.stderr or () if "serving base on" in line)
             os.environ |= {"TINKER_API_KEY": "tml-bench", "TINKER_TELEMETRY": "0"}

@@ -34,7 +34,7 @@ class RowCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfflinePlan(TrainingPlan):
-    """What is planned of a job on a dataset."""
+    """Hold what is planned of a job on a dataset."""
 
     config: OfflineConfig
     rows: RowCounts | None  # None: not tokenised, as the model is not on this machine

@@ -15,7 +15,7 @@ from coati_rl.types import Device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingPlan:
-    """What is planned of any training job besides its settings."""
+    """Hold what is planned of any training job besides its settings."""
 
     config: TrainingConfig
     device: Device
@@ -64,7 +64,7 @@ def _inside_a_group(config: TrainingConfig) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan(TrainingPlan):
-    """What is planned of a run with producers."""
+    """Hold what is planned of a run with producers."""
 
     config: Config
     num_prompts: int | None  # drawn over all episodes; None: not read, or endless if the steps are known

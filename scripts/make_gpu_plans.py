@@ -23,7 +23,6 @@ from coati_rl.config import Config
 from coati_rl.config.fields import given_flags
 from coati_rl.config.gpu_rules import with_device_defaults
 from coati_rl.config.jobs.sft import SftJobConfig
-from coati_rl.config.offline_rules import with_offline_defaults
 from coati_rl.config.parallel import ParallelConfig
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
@@ -178,7 +177,7 @@ def check_of_job(hf_config: Any) -> Callable[[SftJobConfig, Machine], MemoryChec
 def _fine_tuning(hf_config: Any) -> GpuPlan | str:
     memory_check = check_of_job(hf_config)
     config, _ = with_choices(
-        with_offline_defaults(SftJobConfig(master_address="10.0.0.1"), "cuda"),
+        with_device_defaults(SftJobConfig(master_address="10.0.0.1"), "cuda"),
         hf_config,
         "cuda",
         given=(),

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GAE, GDPO, compares_samples
-from coati_rl.algorithms.choices import LOSSES_OF_SEQUENCES, POLICY_LOSSES
+from coati_rl.algorithms.choices import POLICY_LOSSES
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.config import Config
 from coati_rl.config.fields import shown
@@ -19,16 +19,9 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _names(config.algorithm)
     yield from _kl(config.algorithm)
     yield from _clipping(config.algorithm)
-    yield from _off_policy(config)
+    yield from _off_policy(config.algorithm)
     yield from _filters(config)
-    yield from _decoupled(config)
     yield from _updates(config)
-    yield from _turns(config)
-    if config.algorithm.has_baseline and config.distillation.distill_only:
-        yield (
-            "--distill-only with --advantage-estimator remax: its greedy answers would be generated for nothing, as no "
-            "reward is learned from; use --advantage-estimator reward"
-        )
 
 
 def algorithm_warnings(config: Config) -> Iterator[str]:
@@ -82,25 +75,6 @@ def _names(algorithm: AlgorithmConfig) -> Iterator[str]:
             yield f"{flag} {name}: unknown; use {', '.join(known)}, or FILE.py:FUNCTION"
 
 
-def _decoupled(config: Config) -> Iterator[str]:
-    """Refuse what changes a response's one reward, where each of several is normalised by itself."""
-    algorithm, reward = config.algorithm, config.reward
-    if algorithm.advantage_estimator != GDPO:
-        return
-    given = {
-        "--reward-combine": reward.reward_combine is not None,
-        "--reward-normalize": reward.reward_normalize,
-        "--reward-clip": reward.reward_clip is not None,
-        "--soft-over-length-punishment": algorithm.soft_over_length_punishment,
-    }
-    others = [flag for flag, is_given in given.items() if is_given]
-    if others:
-        yield (
-            f"--advantage-estimator {GDPO} with {' and '.join(others)}: it normalises each reward of -rt by itself, "
-            f"and this changes their sum; leave {'it' if len(others) == 1 else 'them'} out, or use group_norm"
-        )
-
-
 def _updates(config: Config) -> Iterator[str]:
     """Refuse a number of optimizer steps that would end a run between two updates of a batch."""
     num_updates, max_steps = config.algorithm.updates_per_batch, config.data.max_steps
@@ -109,29 +83,6 @@ def _updates(config: Config) -> Iterator[str]:
         yield (
             f"--max-steps {max_steps} with --updates-per-batch {num_updates}: counts optimizer steps, and each batch "
             f"takes {num_updates}; use --max-steps {' or '.join(map(str, nearest))}"
-        )
-
-
-def _turns(config: Config) -> Iterator[str]:
-    """Refuse what forms an episode's reward of more than the sum of its turns' rewards."""
-    algorithm, reward = config.algorithm, config.reward
-    if algorithm.turn_advantages is None:
-        return
-    if algorithm.has_baseline:
-        yield (
-            f"--turn-advantages {algorithm.turn_advantages:g} with --advantage-estimator remax: samples are compared "
-            "with the reward of a whole greedy episode, and turns have rewards of their own; leave one of the two out"
-        )
-    given = {
-        f"--advantage-estimator {GDPO}": algorithm.advantage_estimator == GDPO,
-        "--advantage-estimator opo": algorithm.advantage_estimator == "opo",
-        "--reward-normalize": reward.reward_normalize,
-        "--reward-clip": reward.reward_clip is not None,
-    }
-    for flag in (flag for flag, is_given in given.items() if is_given):
-        yield (
-            f"--turn-advantages {algorithm.turn_advantages:g} with {flag}: it changes the reward of a whole episode, "
-            "and turns have rewards of their own; leave one of the two out"
         )
 
 
@@ -157,57 +108,17 @@ def _clipping(algorithm: AlgorithmConfig) -> Iterator[str]:
     low, high = algorithm.token_covariance
     if not low < high:
         yield f"--token-covariance {low:g},{high:g}: give two numbers in order, like 1,5"
-    forms_ratio = algorithm.policy_loss in LOSSES_OF_SEQUENCES or is_plugin(algorithm.policy_loss)
-    if algorithm.ratio_level == "sequence" and forms_ratio:
-        yield f"--ratio-level sequence with --policy-loss {algorithm.policy_loss}: it forms its own ratio; use token"
 
 
-def _off_policy(config: Config) -> Iterator[str]:
-    algorithm, sync = config.algorithm, config.sync
-    correction, bounds = algorithm.off_policy_correction, (algorithm.off_policy_low, algorithm.off_policy_high)
-    yield from _renormalised(config)
-    if sync.on_logprob_gap != "stop" and algorithm.old_logprobs == "engine":
-        yield (
-            f"--on-logprob-gap {sync.on_logprob_gap} with --old-logprobs engine: weighs the trainer's old_logprobs "
-            "against the engine's, and here they are the same; use --old-logprobs trainer or auto"
-        )
-    if correction == "none":
+def _off_policy(algorithm: AlgorithmConfig) -> Iterator[str]:
+    if algorithm.off_policy_correction == "none":
         return
-    if algorithm.old_logprobs == "engine":
-        yield (
-            f"--off-policy-correction {correction} with --old-logprobs engine: weighs the trainer's old_logprobs "
-            "against the engine's, and here they are the same; use --old-logprobs trainer"
-        )
+    bounds = algorithm.off_policy_low, algorithm.off_policy_high
     low, high = (bound if bound is not None else math.nan for bound in bounds)  # never None: presets fill them in
     if not low < high:
         yield f"--off-policy-low {low} must be below --off-policy-high {high}"
     elif not low <= 1 <= high:
         yield f"--off-policy-low {low}, --off-policy-high {high}: must enclose 1, the ratio of equal policies"
-
-
-def _renormalised(config: Config) -> Iterator[str]:
-    """Refuse to compare probabilities over the tokens that sampling leaves with those over all tokens."""
-    cut = " and ".join(f"{flag} {value:g}" for flag, value in config.sampling.cuts.items())
-    if not cut:
-        return
-    uncut = " ".join(f"{flag} {value}" for flag, value in UNCUT.items())
-    threshold = config.algorithm.off_policy_mask_threshold
-    if threshold is not None:
-        yield (
-            f"--off-policy-mask-threshold {threshold:g} with {cut}: compares the trainer's probability, over all "
-            f"tokens, with the engine's, renormalised over those that are left; sample from all tokens ({uncut}), or "
-            "leave it out"
-        )
-    for flag, value, off in (
-        ("--off-policy-correction", config.algorithm.off_policy_correction, "none"),
-        ("--on-logprob-gap", config.sync.on_logprob_gap, "stop"),
-    ):
-        if value != off:
-            yield (
-                f"{flag} {value} with {cut}: divides the trainer's probability, over all tokens, by the engine's, "
-                "renormalised over those that are left, so the weight would be biased; sample from all tokens "
-                f"({uncut}), or use {flag} {off}"
-            )
 
 
 def _filters(config: Config) -> Iterator[str]:

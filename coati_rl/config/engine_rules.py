@@ -52,10 +52,13 @@ def engine_problems(config: Config) -> Iterator[str]:
     """Return why the engines of a run cannot be made like this, each with a remedy."""
     yield from server_problems(config)
     yield from join_problems(config)
-    yield from partial_rollout_problems(config)
-    replay, backend = config.algorithm.router_replay, config.sampling.backend
-    if replay != "none" and backend not in ("vllm", "transformers"):
-        yield f"--router-replay {replay} with -b {backend}: it returns no routes; use -b vllm or -b transformers"
+    parallel = config.parallel
+    engines, width, trainers = parallel.num_inferencer, parallel.producer_tensor_parallel_size, parallel.num_trainers
+    if parallel.colocate and engines * width > trainers:
+        yield (
+            f"--colocate with -i {engines} of -ptp {width} and -t {trainers}: engines have the trainers' devices, and "
+            f"{engines * width} are more than {trainers}; use -i {max(1, trainers // width)}, or -t {engines * width}"
+        )
     sampling, wanted = config.sampling, config.sampling.max_num_seqs
     per_prompt, of_prompt = answers_per_prompt(config), "(g + 1)" if config.algorithm.has_baseline else "g"
     # A prompt of partial rollouts begins as soon as one sample has ended.
@@ -66,24 +69,6 @@ def engine_problems(config: Config) -> Iterator[str]:
         yield (
             f"--max-num-seqs {wanted}: has no effect, as at most imbs * {of_largest}{of_extra} = {most} samples are in "
             f"flight; use -imbs {-(-(wanted - extra) // largest)}, or leave it out"
-        )
-
-
-def partial_rollout_problems(config: Config) -> Iterator[str]:
-    """Return why responses cannot go on from one rollout step to the next."""
-    if not config.sync.partial_rollouts:
-        return
-    if config.sync.n_behind == 0:
-        yield (
-            "--partial-rollouts with --n-behind 0: no response is unfinished at the end of a rollout step there; use "
-            "--n-behind 1 or more"
-        )
-    if config.sampling.backend == "transformers":
-        yield "--partial-rollouts with -b transformers: it decodes a batch to its end; use -b vllm"
-    if config.environment.is_given:
-        yield (
-            "--partial-rollouts with an environment: its episodes hold their places while they wait for it; use "
-            "--inflight-update, under which their turns go on with new weights"
         )
 
 

@@ -131,9 +131,5 @@ class GenerateConfig(JobConfig):
 
     def as_run(self) -> Config:
         """Return these settings as those of a reinforcement learning run, from which prompts and scorers are made."""
-        return Config().with_changes(**{name: value for name, value in self._own() if name in Config.fields()})
-
-    def _own(self) -> list[tuple[str, Any]]:
-        """Return all fields by flat name; their values are not copied into JSON types."""
-        sections = [getattr(self, key) for key in type(self).sections()]
-        return [(name, getattr(section, name)) for section in sections for name in type(section).model_fields]
+        known = Config.fields()
+        return Config().with_changes(**{name: value for name, value in self.values().items() if name in known})

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from coati_rl.config.conflicts import conflict_problems
 from coati_rl.config.engine_rules import engine_problems
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.needs import need_problems
 from coati_rl.config.reward_rules import reward_problems, service_problems
-from coati_rl.config.rules import prompt_problems
 from coati_rl.config.source_rules import generated_reward_problems
 from coati_rl.errors import ConfigError
 from coati_rl.generator_spec import parse_generator
@@ -15,7 +15,11 @@ from coati_rl.reward_spec import NO_REWARD
 
 def check_generate(config: GenerateConfig) -> None:
     """Refuse what cannot be carried out. Raises: ConfigError with all problems, one a line."""
-    problems = [*need_problems(config), *_output(config), *_data(config), *_sampling(config), *_rewards(config)]
+    problems = [*need_problems(config), *_output(config), *_data(config), *conflict_problems(config), *_rewards(config)]
+    run = config.as_run()
+    problems += engine_problems(run)
+    for name in config.data.tasks or {}:
+        problems += [f"--tasks {name}: {each}" for each in conflict_problems(run.of_task(name)) if each not in problems]
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -24,10 +28,6 @@ def _output(config: GenerateConfig) -> Iterator[str]:
     output, group_size = config.output, config.sampling.num_generations
     if output.output is None:
         yield "--output: where are the JSON lines written? give -o FILE.jsonl"
-    if output.best_of and output.pairs:
-        yield "--best-of, --pairs: a pair has the best sample and another one; use one of them"
-    if output.pairs and output.reward_template is not None:
-        yield "--reward-template with --pairs: a pair has two rewards; use one of them"
     if group_size < 2 and (output.best_of or output.pairs):
         yield f"{'--pairs' if output.pairs else '--best-of'}: compares the samples of a prompt; give -g 2 or more"
     template = output.reward_template
@@ -45,14 +45,6 @@ def _data(config: GenerateConfig) -> Iterator[str]:
         if source.is_generator and parse_generator(source.path).size is None:
             mark = "&" if "?" in source.path else "?"
             yield f"--dataset {source.path}: makes rows without end; say how many, {source.path}{mark}size=100"
-    yield from prompt_problems(config.as_run())
-
-
-def _sampling(config: GenerateConfig) -> Iterator[str]:
-    sampling = config.sampling
-    if sampling.temperature == 0 and sampling.num_generations > 1:
-        yield f"-g {sampling.num_generations} with -temp 0: greedy samples of a prompt are all the same; use -g 1"
-    yield from engine_problems(config.as_run())
 
 
 def _rewards(config: GenerateConfig) -> Iterator[str]:

@@ -12,9 +12,8 @@ from coati_rl.config.sections import JobConfig
 def need_problems(config: JobConfig) -> Iterator[str]:
     """Yield the settings that nothing reads, those that lack the same in one message, with a remedy."""
     fields, useless = config.fields(), dict[str, list[str]]()
-    sections = {name: getattr(config, name) for name in config.sections()}
-    values = {name: getattr(sections[section], name) for name, section in config.section_of().items()}
-    for section in sections.values():
+    values = config.values()
+    for section in (getattr(config, name) for name in config.sections()):
         for name, flag in given_flags(section).items():
             needs = needs_of(type(section), name)
             if needs and not any(_is_on(values[other], wanted) for other, wanted in needs.items()):

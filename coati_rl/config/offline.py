@@ -14,7 +14,6 @@ class OfflineConfig(TrainingConfig):
     SAMPLES: ClassVar[str]  # "module:function" from forms of rows, a tokenizer and options to samples
     FORMS: ClassVar[str] = "coati_rl.reading.row_formats:read_forms"  # "module:function" from rows, job and columns
     OBJECTIVE: ClassVar[str]  # "module:function" from this configuration and a function that loads the tokenizer
-    UNIT: ClassVar[int] = 1  # samples that a row makes, which are compared in the loss
     HAS_SCALAR_HEAD: ClassVar[bool] = False  # the trained model's, in place of the LM head
     VALUES_TOKENS: ClassVar[bool] = False  # reads that head at each token, as a critic; else once a sample
 

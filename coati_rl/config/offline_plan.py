@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from coati_rl.config.offline import OfflineConfig
-from coati_rl.config.plan import TrainingPlan, layout_sizes
+from coati_rl.config.plan import TrainingPlan, plan_lines
 from coati_rl.types import Device
 
 
@@ -34,43 +34,46 @@ class RowCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfflinePlan(TrainingPlan):
-    """Derived sizes of a job on a dataset."""
+    """Hold what is planned of a job on a dataset."""
 
-    objective: str
+    config: OfflineConfig
     rows: RowCounts | None  # None: not tokenised, as the model is not on this machine
     evaluation: dict[str, RowCounts]  # by the set's name
-    rows_per_step: int
     num_rows_dropped: int  # at the end, which fill no step
 
     def lines(self) -> list[str]:
         """One line a number, for people."""
         dropped = f" ({self.num_rows_dropped} rows at the end fill no step)" if self.num_rows_dropped else ""
-        return [
-            *TrainingPlan.lines(self),
-            f"{'objective':<24}{self.objective}",
-            f"{'rows':<24}{'unknown' if self.rows is None else self.rows.line()}",
-            *(f"{f'rows of {name}':<24}{rows.line()}" for name, rows in self.evaluation.items()),
-            f"{'rows per step':<24}{self.rows_per_step}",
-            f"{'optimizer steps':<24}{'unknown' if self.num_steps is None else self.num_steps}{dropped}",
-        ]
+        numbers = {
+            "objective": self.config.objective_text,
+            "rows": "unknown" if self.rows is None else self.rows.line(),
+            **{f"rows of {name}": rows.line() for name, rows in self.evaluation.items()},
+            "rows per step": self.config.rows_per_step,
+            "optimizer steps": f"{'unknown' if self.num_steps is None else self.num_steps}{dropped}",
+        }
+        return [*TrainingPlan.lines(self), *plan_lines(numbers)]
 
 
 def make_offline_plan(
-    config: OfflineConfig, *, device: Device, rows: RowCounts | None, evaluation: dict[str, RowCounts]
+    config: OfflineConfig,
+    *,
+    device: Device,
+    rows: RowCounts | None,
+    evaluation: dict[str, RowCounts],
+    memory: tuple[str, ...],
 ) -> OfflinePlan:
     """Derive the plan; `rows` are None if they are not tokenised."""
     steps, dropped = None, 0
     if rows is not None:
-        drawn = rows.num_rows * config.data.max_epochs
-        steps, dropped = divmod(drawn, config.rows_per_step)
+        steps, dropped = divmod(rows.num_rows * config.data.max_epochs, config.rows_per_step)
         if config.data.max_steps is not None and config.data.max_steps < steps:
             steps, dropped = config.data.max_steps, 0
     return OfflinePlan(
-        **layout_sizes(config, device),
+        config=config,
+        device=device,
         num_steps=steps,
-        objective=config.objective_text,
+        memory=memory,
         rows=rows,
         evaluation=evaluation,
-        rows_per_step=config.rows_per_step,
         num_rows_dropped=dropped,
     )

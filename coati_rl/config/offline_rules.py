@@ -1,49 +1,19 @@
-"""Check and complete the settings of a job on a dataset."""
+"""Check the settings of a job on a dataset."""
 
 from collections.abc import Iterator
-from typing import TypeVar
 
 from coati_rl.config.evaluation_rules import keep_best_problems
-from coati_rl.config.gpu_rules import TOKEN_BUDGET
-from coati_rl.config.lora_rules import lora_problems
-from coati_rl.config.needs import need_problems
 from coati_rl.config.offline import OfflineConfig
-from coati_rl.config.offload_rules import offload_problems
-from coati_rl.config.optimizer_rules import optimizer_problems
-from coati_rl.config.scorer_rules import scorer_problems
-from coati_rl.config.trainer_rules import plugin_problems, zero_problems
+from coati_rl.config.trainer_rules import trainer_problems
 from coati_rl.errors import ConfigError
-from coati_rl.types import Device
-
-Job = TypeVar("Job", bound=OfflineConfig)
 
 
 def check_offline(config: OfflineConfig) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
-    problems = [*_sizes(config), *zero_problems(config), *plugin_problems(config), *_budget(config)]
-    problems += [*_evaluation(config), *need_problems(config)]
-    problems += [
-        *optimizer_problems(config.optimizer),
-        *lora_problems(config),
-        *offload_problems(config),
-        *scorer_problems(config),
-    ]
+    problems = [*_sizes(config), *_budget(config), *_evaluation(config), *trainer_problems(config)]
     problems += keep_best_problems(config.run, config.data.eval_dataset or ())
     if problems:
         raise ConfigError("\n".join(problems))
-
-
-def with_offline_defaults(config: Job, device: Device) -> Job:
-    """Bound micro-batches on GPUs by tokens, with gradient checkpointing, where the user has set neither bound."""
-    said = config.parallel.model_fields_set
-    if device == "cpu" or {"train_microbatch_size", "max_tokens_per_microbatch"} & said:
-        return config
-    defaults = {
-        "train_microbatch_size": config.parallel.train_batch_size,
-        "max_tokens_per_microbatch": max(TOKEN_BUDGET, config.UNIT * config.max_sample_tokens),
-        "gradient_checkpointing": True,
-    }
-    return config.with_changes(**{name: value for name, value in defaults.items() if name not in said})
 
 
 def _sizes(config: OfflineConfig) -> Iterator[str]:

@@ -27,6 +27,7 @@ class ParallelConfig(TrainersConfig):
         "Engines at most: as nodes join the Ray cluster of --master_address, and leave it, so do engines; the prompts "
         "of a rollout step stay those of -i. Default: -i engines, each replaced when it is lost.",
         ge=1,
+        needs={"master_address": ()},
     )
     join_port: int | None = execution(
         None,

@@ -1,6 +1,6 @@
 """Derive from a config the numbers a person checks before starting a long run (--dry-run prints them)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,6 @@ from coati_rl.algorithms.choices import TOKEN_FRACTIONS
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.config import Config
 from coati_rl.config.fields import shown
-from coati_rl.config.trainers import PluginName
 from coati_rl.config.training import TrainingConfig
 from coati_rl.plugins import is_plugin
 from coati_rl.types import Device
@@ -16,97 +15,81 @@ from coati_rl.types import Device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingPlan:
-    """Derived sizes of any training job."""
+    """Hold what is planned of any training job besides its settings."""
 
-    num_devices: int  # GPUs when device is cuda, else processes
+    config: TrainingConfig
     device: Device
-    precision: str
-    dp: int
-    plugin: PluginName
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    context_parallel_size: int
-    expert_parallel_size: int
-    zero_stage: int
-    fsdp_size: int
-    num_steps: int | None
+    num_steps: int | None  # None: unknown
     memory: tuple[str, ...] = ()  # its forecast, one line a kind of process; empty without the model
+
+    @property
+    def num_devices(self) -> int:
+        """GPUs when device is cuda, else processes."""
+        return self.config.num_devices
+
+    @property
+    def precision(self) -> str:
+        """fp32 or bf16."""
+        return resolve_precision(self.config, self.device)
 
     def lines(self) -> list[str]:
         """One line a number, for people."""
-        return [
-            f"{'devices':<24}{self.num_devices} ({self.device}, {self.precision})",
-            f"{'data-parallel groups':<24}{self.dp}{self._inside_a_group()}",
-            *self.memory,
-        ]
-
-    def _inside_a_group(self) -> str:
-        parts = {
-            "cp": self.context_parallel_size,
-            "tp": self.tensor_parallel_size,
-            "pp": self.pipeline_parallel_size,
-            "ep": self.expert_parallel_size,
+        numbers = {
+            "devices": f"{self.num_devices} ({self.device}, {self.precision})",
+            "data-parallel groups": f"{self.config.dp}{_inside_a_group(self.config)}",
         }
-        named = [f"{name} {size}" for name, size in parts.items() if size > 1]
-        named += [f"ZeRO stage {self.zero_stage}"] if self.zero_stage else []
-        named += [f"FSDP2{f' over {self.fsdp_size}' if self.fsdp_size else ''}"] if self.plugin == "fsdp2" else []
-        return f" ({', '.join(named)})" if named else ""
+        return [*plan_lines(numbers), *self.memory]
 
 
-def layout_sizes(config: TrainingConfig, device: Device) -> dict[str, Any]:
-    """Return the fields of a plan that say how the model is trained on which devices."""
+def plan_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each number that a plan has; the others are empty."""
+    return (f"{name:<24}{value}" for name, value in numbers.items() if value != "")
+
+
+def _inside_a_group(config: TrainingConfig) -> str:
+    """Name how the trainers of a data-parallel group share a model out."""
     parallel = config.parallel
-    return {
-        "num_devices": config.num_devices,
-        "device": device,
-        "precision": resolve_precision(config, device),
-        "dp": config.dp,
-        "plugin": parallel.plugin,
-        "tensor_parallel_size": parallel.tensor_parallel_size,
-        "pipeline_parallel_size": parallel.pipeline_parallel_size,
-        "context_parallel_size": parallel.context_parallel_size,
-        "expert_parallel_size": parallel.expert_parallel_size,
-        "zero_stage": parallel.zero_stage,
-        "fsdp_size": parallel.fsdp_size,
+    parts = {
+        "cp": parallel.context_parallel_size,
+        "tp": parallel.tensor_parallel_size,
+        "pp": parallel.pipeline_parallel_size,
+        "ep": parallel.expert_parallel_size,
     }
+    named = [f"{name} {size}" for name, size in parts.items() if size > 1]
+    named += [f"ZeRO stage {parallel.zero_stage}"] if parallel.zero_stage else []
+    over = f" over {parallel.fsdp_size}" if parallel.fsdp_size else ""
+    named += [f"FSDP2{over}"] if parallel.plugin == "fsdp2" else []
+    return f" ({', '.join(named)})" if named else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan(TrainingPlan):
-    """Derived sizes of a run with producers."""
+    """Hold what is planned of a run with producers."""
 
-    prompts_per_step: int
-    samples_per_step: int
-    micro_batches_per_step: int  # per dp rank, if all samples are valid
-    shared_prefix: str  # whether a prompt's samples share its tokens, and what that saves; empty for one sample each
-    may_be_more: bool  # a token budget, or more pipeline stages, may ask for more micro-batches than that
-    updates_per_batch: int
-    sync_period: int  # optimizer steps between weight syncs (K)
-    num_slots: int  # prompts in rollout or waiting, at most
+    config: Config
     num_prompts: int | None  # drawn over all episodes; None: not read, or endless if the steps are known
-    is_dynamic: bool  # groups may be replaced, so that the prompts fill fewer steps than that
-    environment: str  # of episodes of several turns, and its limits; empty if there is none
-    algorithm: str  # the preset, and the parts that a run's outcome hangs on
+    prompt_tokens: float | None  # of a prompt, the mean; None if unknown
 
     def lines(self) -> list[str]:
         """One line a number, for people."""
-        at_least = "at least " if self.may_be_more else ""
-        at_most = "at most " if self.is_dynamic else ""
-        unread = "unknown" if self.num_steps is None else "endless"
-        return [
-            *TrainingPlan.lines(self),
-            f"{'prompts per step':<24}{self.prompts_per_step}",
-            f"{'samples per step':<24}{self.samples_per_step}",
-            f"{'micro-batches per step':<24}{at_least}{self.micro_batches_per_step} per dp rank",
-            *([f"{'shared prefixes':<24}{self.shared_prefix}"] if self.shared_prefix else []),
-            *([f"{'updates per batch':<24}{self.updates_per_batch}"] if self.updates_per_batch > 1 else []),
-            f"{'sync period':<24}{self.sync_period} optimizer step(s)",
-            f"{'rollout slots':<24}{self.num_slots} prompts",
-            f"{'prompts':<24}{unread if self.num_prompts is None else self.num_prompts}",
-            f"{'optimizer steps':<24}{'unknown' if self.num_steps is None else f'{at_most}{self.num_steps}'}",
-            *([f"{'environment':<24}{self.environment}"] if self.environment else []),
-            f"{'algorithm':<24}{self.algorithm}",
-        ]
+        config, steps = self.config, self.num_steps
+        num_updates = config.algorithm.updates_per_batch
+        unread = "unknown" if steps is None else "endless"
+        at_most = "at most " if config.algorithm.dynamic_batching else ""  # replaced groups take prompts
+        numbers = {
+            "prompts per step": config.prompts_per_step,
+            "samples per step": config.prompts_per_step * config.sampling.num_generations,
+            "micro-batches per step": _micro_batches(config),
+            "shared prefixes": _shared_prefix(config, self.prompt_tokens),
+            "updates per batch": num_updates if num_updates > 1 else "",
+            "sync period": f"{config.sync_period} optimizer step(s)",
+            "rollout slots": f"{config.num_slots} prompts",
+            "prompts": unread if self.num_prompts is None else self.num_prompts,
+            "optimizer steps": "unknown" if steps is None else f"{at_most}{steps}",
+            "environment": _environment(config),
+            "algorithm": _algorithm(config),
+        }
+        return [*TrainingPlan.lines(self), *plan_lines(numbers)]
 
 
 def make_plan(
@@ -126,35 +109,28 @@ def make_plan(
         prompt_tokens: of a prompt, the mean; None if unknown.
         memory: lines of its forecast.
     """
-    data, parallel = config.data, config.parallel
-    drawn = None if num_prompts is None else num_prompts * data.num_episodes
-    num_updates = config.algorithm.updates_per_batch
-    steps = None if drawn is None else drawn // config.prompts_per_step * num_updates
-    if data.max_steps is not None:
-        steps = data.max_steps if steps is None else min(steps, data.max_steps)
-    group, at_a_time = config.sampling.num_generations, parallel.train_microbatch_size
+    drawn = None if num_prompts is None else num_prompts * config.data.num_episodes
+    filled = None if drawn is None else drawn // config.prompts_per_step * config.algorithm.updates_per_batch
+    steps = min((each for each in (filled, config.data.max_steps) if each is not None), default=None)
+    return Plan(
+        config=config, device=device, num_steps=steps, memory=memory, num_prompts=drawn, prompt_tokens=prompt_tokens
+    )
+
+
+def _micro_batches(config: Config) -> str:
+    """Name the micro-batches of a step, per dp rank, if all samples are valid.
+
+    A token budget, whole groups and more pipeline stages may ask for more of them.
+    """
+    parallel, group, at_a_time = config.parallel, config.sampling.num_generations, config.parallel.train_microbatch_size
     if config.shares_prefixes:  # whole groups
         at_a_time = max(1, at_a_time // group) * group
     per_mini_batch = -(-parallel.train_minibatch_size * group // at_a_time)
     is_cut_for_stages = at_a_time > parallel.train_microbatch_size and per_mini_batch < parallel.pipeline_parallel_size
     is_cut_for_copies = config.shares_prefixes and group > 1 and config.dp > 1
-    return Plan(
-        **layout_sizes(config, device),
-        memory=memory,
-        prompts_per_step=config.prompts_per_step,
-        samples_per_step=config.prompts_per_step * config.sampling.num_generations,
-        micro_batches_per_step=per_mini_batch * parallel.train_batch_size // parallel.train_minibatch_size,
-        shared_prefix=_shared_prefix(config, prompt_tokens),
-        may_be_more=parallel.max_tokens_per_microbatch is not None or is_cut_for_stages or is_cut_for_copies,
-        updates_per_batch=num_updates,
-        sync_period=config.sync_period,
-        num_slots=config.num_slots,
-        num_prompts=drawn,
-        num_steps=steps,
-        is_dynamic=config.algorithm.dynamic_batching,
-        environment=_environment(config),
-        algorithm=_algorithm(config),
-    )
+    may_be_more = parallel.max_tokens_per_microbatch is not None or is_cut_for_stages or is_cut_for_copies
+    number = per_mini_batch * parallel.train_batch_size // parallel.train_minibatch_size
+    return f"{'at least ' if may_be_more else ''}{number} per dp rank"
 
 
 def _shared_prefix(config: Config, prompt_tokens: float | None) -> str:

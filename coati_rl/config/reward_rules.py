@@ -26,8 +26,6 @@ def reward_problems(config: Config) -> Iterator[str]:
             f"--reward-type {ENVIRONMENT_REWARD}: there is no environment to give rewards; give --env FILE.py:CLASS of "
             f"{config.COMMAND}, or another reward"
         )
-    if ENVIRONMENT_REWARD in names and reward.reward_combine is not None:
-        yield f"--reward-combine with --reward-type {ENVIRONMENT_REWARD}: rewards of turns are summed; leave it out"
     answers = [name for name in names if name in MATH_REWARDS]
     if "code" in names and answers:
         yield (

@@ -11,21 +11,15 @@ from collections.abc import Collection, Iterator
 
 from coati_rl.config.algorithm_rules import algorithm_problems, needs_group
 from coati_rl.config.config import Config
+from coati_rl.config.conflicts import conflict_problems
 from coati_rl.config.control_rules import control_problems
-from coati_rl.config.critic_rules import critic_problems
 from coati_rl.config.distillation_rules import distillation_problems
 from coati_rl.config.engine_rules import engine_problems
 from coati_rl.config.environment_rules import environment_problems
 from coati_rl.config.evaluation_rules import evaluation_problems
-from coati_rl.config.lora_rules import lora_problems
-from coati_rl.config.needs import need_problems
-from coati_rl.config.offload_rules import offload_problems
-from coati_rl.config.optimizer_rules import optimizer_problems
 from coati_rl.config.reward_rules import reward_problems, service_problems
-from coati_rl.config.scorer_rules import scorer_problems
 from coati_rl.config.source_rules import source_problems
-from coati_rl.config.trainer_rules import plugin_problems, zero_problems
-from coati_rl.config.turn_rules import turn_problems
+from coati_rl.config.trainer_rules import trainer_problems
 from coati_rl.errors import ConfigError
 from coati_rl.types import DEFAULT_TASK
 
@@ -43,20 +37,15 @@ _FLAGS = {
 def check(config: Config) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
     problems = [
-        *reward_problems(config),
-        *algorithm_problems(config),
-        *optimizer_problems(config.optimizer),
-        *_sizes(config),
-        *zero_problems(config),
-        *_budget(config),
+        problem
+        for problems_of in (
+            *(reward_problems, algorithm_problems, trainer_problems, _sizes, _budget, service_problems, _lengths),
+            *(distillation_problems, control_problems, evaluation_problems, source_problems, environment_problems),
+            *(engine_problems, _unknown_tasks),
+        )
+        for problem in problems_of(config)
     ]
-    problems += [*service_problems(config), *plugin_problems(config), *_lengths(config), *need_problems(config)]
-    problems += [*prompt_problems(config), *distillation_problems(config), *critic_problems(config)]
-    problems += [*control_problems(config), *lora_problems(config), *turn_problems(config)]
-    problems += [*offload_problems(config), *scorer_problems(config)]
-    problems += [*evaluation_problems(config), *source_problems(config), *environment_problems(config)]
-    problems += engine_problems(config)
-    problems += [*_of_tasks(config, known=problems), *_unknown_tasks(config)]
+    problems += _of_tasks(config, known=problems)
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -65,7 +54,7 @@ def _of_tasks(config: Config, *, known: Collection[str]) -> Iterator[str]:
     """Check the settings of each task; problems of the run's own settings are not repeated."""
     for name, task in (config.data.tasks or {}).items():
         of_task = config.of_task(name)
-        for problem in (*reward_problems(of_task), *algorithm_problems(of_task)):
+        for problem in (*reward_problems(of_task), *algorithm_problems(of_task), *conflict_problems(of_task)):
             if problem not in known:
                 yield f"--tasks {name}: {problem}"
         limit = config.sampling.max_new_tokens
@@ -122,11 +111,6 @@ def _max_producers(config: Config) -> Iterator[str]:
         return
     if most < engines:
         yield f"--max-producers {most}: fewer than the engines that the run begins with; use -i {most} or raise it"
-    if not config.cluster.master_address:
-        yield f"--max-producers {most}: no node can join a Ray that is started here; give --master_address"
-    if config.takes_turns or config.engine_urls:
-        other = "--colocate" if config.takes_turns else "-b URL"
-        yield f"--max-producers {most} with {other}: its engines are those of -i; leave --max-producers out"
 
 
 def _divides(config: Config, large: str, small: str) -> Iterator[str]:
@@ -226,18 +210,3 @@ def _lengths(config: Config) -> Iterator[str]:
             f"--max-episode-tokens {episode}: leaves no token to be sampled after a prompt of -mpt {prompt}; "
             f"use --max-episode-tokens {prompt + config.sampling.max_new_tokens}, which is mpt + mnt, or a smaller -mpt"
         )
-
-
-def prompt_problems(config: Config) -> Iterator[str]:
-    """Check that --input-template is all that a prompt is rendered with."""
-    data = config.data
-    if data.input_template is None:
-        return
-    if data.chat_template is not None:
-        yield "--input-template with --chat-template: text is written by one of them; leave the other out"
-    if data.chat_template_kwargs:
-        yield "--input-template with --chat-template-kwargs: no chat template reads them; leave one of the two out"
-    own = {f"--tasks {name}: ": task.system_prompt for name, task in (data.tasks or {}).items()}
-    for where, system_prompt in {"": data.system_prompt, **own}.items():
-        if system_prompt:
-            yield f"{where}--input-template with a system prompt: write what it says in the template"

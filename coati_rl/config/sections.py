@@ -88,6 +88,10 @@ class JobConfig(BaseModel):
         sections = self.model_dump(mode=mode)
         return {name: value for key in type(self).sections() for name, value in sections[key].items()}
 
+    def values(self) -> dict[str, Any]:
+        """Return all values by flat field name, as they are: no copies, no plain types in place of models."""
+        return {name: getattr(getattr(self, section), name) for name, section in type(self).section_of().items()}
+
     def with_changes(self, **changes: Any) -> Self:
         """Return a copy in which these fields, by flat name, have other values, which are not validated.
 

@@ -14,15 +14,6 @@ def server_problems(config: Config) -> Iterator[str]:
     engines = config.parallel.num_inferencer
     if engines != len(urls):
         yield f"-b names {len(urls)} servers, -i {engines} engines: each engine is one server; use -i {len(urls)}"
-    if config.takes_turns:
-        yield "--colocate with -b URL: a server has devices of its own; leave --colocate out"
-    if config.lora.sent_adapter is not None:
-        yield "--lora-sync adapter with -b URL: a server gets whole weights; use --lora-sync merged"
-    if config.sampling.max_num_seqs is not None:
-        yield (
-            f"--max-num-seqs {config.sampling.max_num_seqs} with -b URL: has no effect; give --max-num-seqs to the "
-            "server"
-        )
 
 
 def stages_on_host(config: Config) -> bool:
@@ -32,10 +23,9 @@ def stages_on_host(config: Config) -> bool:
 
 def join_problems(config: Config) -> Iterator[str]:
     """Return why producers cannot join a run over HTTPS, each with a remedy."""
-    parallel, transport = config.parallel, config.sync.weight_transport
+    parallel = config.parallel
     if parallel.join_port is None:
         return
-    flag = f"--join-port {parallel.join_port}"
     if (parallel.join_cert is None) != (parallel.join_key is None):
         yield "--join-cert and --join-key: give both or none"
     if parallel.join_cert is None and not _is_loopback(parallel.join_host):
@@ -43,13 +33,6 @@ def join_problems(config: Config) -> Iterator[str]:
             f"--join-host {parallel.join_host} without --join-cert: the token and the weights would be sent "
             "unencrypted; give --join-cert and --join-key, or --join-host 127.0.0.1 behind a TLS server"
         )
-    if transport in ("nccl", "ipc"):
-        yield f"--weight-transport {transport} with {flag}: the run's own end has no GPU; use auto, gloo or file"
-    if config.takes_turns or config.engine_urls:
-        other = "--colocate" if config.takes_turns else "-b URL"
-        yield f"{flag} with {other}: its engines are those of -i; leave --join-port out"
-    if parallel.producer_tensor_parallel_size > 1:
-        yield f"{flag} with -ptp {parallel.producer_tensor_parallel_size}: engines that join have one rank; use -ptp 1"
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,70 +1,88 @@
-"""The rules of the trainers' layout, which are the same in every training job."""
+"""Check the settings of trainers, the same in every training job: layout, optimizer, adapters, frozen models."""
 
 from collections.abc import Iterator
 from math import gcd
 
+from coati_rl.config.config import Config
+from coati_rl.config.conflicts import conflict_problems
+from coati_rl.config.held_models import frozen_models, remote_models
+from coati_rl.config.needs import need_problems
+from coati_rl.config.optimizer import SCHEDULE_NAMES, OptimizerConfig
 from coati_rl.config.training import TrainingConfig
+from coati_rl.plugins import is_plugin
+
+MAX_ENGINE_RANK = 512  # of an adapter, vLLM's
 
 
-def zero_problems(config: TrainingConfig) -> Iterator[str]:
-    """Return what ZeRO cannot be combined with."""
+def trainer_problems(config: TrainingConfig) -> Iterator[str]:
+    """Yield why trainers cannot be set up like this, each with a remedy."""
+    yield from conflict_problems(config)
+    yield from _optimizer(config.optimizer)
+    yield from _copies(config)
+    yield from need_problems(config)
+    yield from _adapters(config)
+    yield from _offload(config)
+    if config.parallel.ref_devices and not remote_models(config):
+        shared = config.lora.is_on and (not isinstance(config, Config) or config.algorithm.kl_coeff > 0)
+        why = "with --lora-rank the reference is the base on the trainers, where it takes no memory of its own"
+        yield (
+            f"--ref-devices {config.parallel.ref_devices}: "
+            f"{why if shared else 'there is no reference and no teacher'}; leave it out"
+        )
+
+
+def _optimizer(optimizer: OptimizerConfig) -> Iterator[str]:
+    for flag, name, known in (
+        ("--lr-schedule", optimizer.lr_schedule, SCHEDULE_NAMES),
+        ("--optimizer", optimizer.optimizer, ("adamw",)),
+    ):
+        if name not in known and not is_plugin(name):
+            yield f"{flag} {name}: unknown; use {', '.join(known)}, or FILE.py:FUNCTION"
+
+
+def _copies(config: TrainingConfig) -> Iterator[str]:
+    """Return copies of the weights, and of experts, that trainers cannot share out equally."""
     parallel = config.parallel
-    zero, pp = parallel.zero_stage, parallel.pipeline_parallel_size
-    if zero == 2 and pp > 1:
-        yield (
-            f"-zero 2 with -pp {pp}: stage 2 hands a gradient out as soon as it is made, and a pipeline makes it in "
-            "several backward passes; use -zero 1 or -pp 1"
-        )
-    if zero > 0 and config.model.precision == "fp32":
-        yield (
-            f"-zero {zero} with --precision fp32: ZeRO keeps float32 masters of bfloat16 weights; "
-            "use --precision bf16 or -zero 0"
-        )
-
-
-def plugin_problems(config: TrainingConfig) -> Iterator[str]:
-    """Return what FSDP2 cannot be combined with, and copies of the weights that trainers cannot share out equally."""
-    parallel = config.parallel
-    given = {"-pp": parallel.pipeline_parallel_size, "-zero": parallel.zero_stage}
-    off = {"-pp": 1, "-zero": 0}
-    others = [flag for flag, value in given.items() if value != off[flag]]
-    if parallel.plugin == "fsdp2" and others:
-        yield (
-            f"--plugin fsdp2 with {' '.join(f'{flag} {given[flag]}' for flag in others)}: it shards weights, gradients "
-            "and optimizer states over trainers, and has neither stages nor ZeRO beside; "
-            f"use {' '.join(f'{flag} {off[flag]}' for flag in others)} or --plugin hybrid"
-        )
-    size, ranks = parallel.fsdp_size, config.num_copies
-    if size and parallel.plugin != "fsdp2":
-        yield (
-            f"--fsdp-size {size} with --plugin {parallel.plugin}, which has no such shards; "
-            "use --plugin fsdp2 or --fsdp-size 0"
-        )
-    elif size and ranks % size:
+    if parallel.plugin != "fsdp2":
+        return
+    size, ranks, ep = parallel.fsdp_size, config.num_copies, parallel.expert_parallel_size
+    if size and ranks % size:
         fitting = [each for each in range(1, ranks + 1) if ranks % each == 0]
         below, above = [each for each in fitting if each < size], [each for each in fitting if each > size]
         remedies = " or ".join(f"--fsdp-size {each}" for each in (*below[-1:], *above[:1]))
         yield f"--fsdp-size {size}: must divide the {ranks} data-parallel trainers (T / tp); use {remedies}"
-    yield from _expert_problems(config)
-
-
-def _expert_problems(config: TrainingConfig) -> Iterator[str]:
-    """Return what trainers that share experts out cannot be combined with."""
-    parallel, ep = config.parallel, config.parallel.expert_parallel_size
-    if ep == 1:
-        return
-    if parallel.plugin != "fsdp2":
-        yield (
-            f"--expert-parallel {ep} with --plugin {parallel.plugin}: tokens are exchanged between trainers that FSDP2 "
-            "keeps in step; use --plugin fsdp2 or --expert-parallel 1"
-        )
-    elif parallel.tensor_parallel_size > 1:
-        yield (
-            f"--expert-parallel {ep} with -tp {parallel.tensor_parallel_size}: both share experts out; "
-            "use -tp 1 or --expert-parallel 1"
-        )
-    elif config.fsdp_ranks % ep:
+    if parallel.tensor_parallel_size == 1 and config.fsdp_ranks % ep:
         yield (
             f"--expert-parallel {ep}: must divide the {config.fsdp_ranks} trainers that share a copy of the weights; "
             f"use --expert-parallel {gcd(ep, config.fsdp_ranks)}"
         )
+
+
+def _adapters(config: TrainingConfig) -> Iterator[str]:
+    """Return why engines cannot get the adapters alone."""
+    rank = config.lora.lora_rank
+    if not config.lora.is_on or config.lora.lora_sync != "adapter":
+        return
+    if not isinstance(config, Config):
+        yield "--lora-sync adapter: has no effect, as there are no engines; leave it out"
+    elif rank is not None and rank > MAX_ENGINE_RANK:
+        yield (
+            f"--lora-sync adapter with --lora-rank {rank}: vLLM takes ranks up to {MAX_ENGINE_RANK}; use --lora-sync "
+            "merged"
+        )
+
+
+def _offload(config: TrainingConfig) -> Iterator[str]:
+    """Return why the memory of a model cannot be given up, in one message with a remedy."""
+    given, known = config.parallel.offload, {"optimizer", "all", *(frozen_models(config) - remote_models(config))}
+    missing = [name for name in given if name not in known]
+    if not missing:
+        return
+    left = [name for name in given if name in known]
+    remedy = f"use --offload {','.join(left)}" if left else "leave it out"
+    is_shared = config.lora.is_on and missing != ["teacher"]
+    shared = ", as with --lora-rank it is the model's base, which takes no memory of its own" if is_shared else ""
+    if remote := remote_models(config) & {*missing}:
+        shared = f", as --ref-devices {config.parallel.ref_devices} takes it off them"
+        missing = [name for name in missing if name in remote]
+    yield f"--offload {','.join(given)}: trainers hold no {' and no '.join(missing)} model of its own{shared}; {remedy}"

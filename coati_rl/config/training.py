@@ -100,6 +100,7 @@ class TrainingConfig(JobConfig):
     """The settings of a training job; without producers unless a subclass has them."""
 
     PASSES: ClassVar[str] = "--max-epochs"  # the flag of the number of passes over the data
+    UNIT: ClassVar[int] = 1  # samples that a row of a dataset makes, which are compared in the loss
 
     model: ModelConfig = ModelConfig()
     data: DatasetFields = DatasetFields()

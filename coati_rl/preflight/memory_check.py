@@ -177,8 +177,7 @@ class MemoryCheck(Generic[Job]):
 
     def _budgets(self, config: Job) -> tuple[int, int]:
         """Return the least token budget, that of a longest row, and the tokens that now bound a micro-batch."""
-        unit = getattr(config, "UNIT", 1)
-        budget, least = config.parallel.max_tokens_per_microbatch, unit * config.max_sample_tokens
+        budget, least = config.parallel.max_tokens_per_microbatch, config.UNIT * config.max_sample_tokens
         group = config.flat().get("num_generations") or 1
         return least, budget or least * max(group, config.parallel.train_microbatch_size)
 

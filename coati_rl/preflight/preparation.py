@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from coati_rl.checkpoint.former_settings import with_former_settings
 from coati_rl.checkpoint.resumed_run import ResumedRun
+from coati_rl.config.gpu_rules import with_device_defaults
 from coati_rl.config.plan import TrainingPlan, resolve_precision
 from coati_rl.config.training import TrainingConfig
 from coati_rl.memory.run_memory import Machine
@@ -103,7 +104,7 @@ class Preparation(ABC, Generic[Job, Rows, Inputs, Result]):
         """Return what a dry run can say without the model."""
         missing = f"model {config.model.model} is not on this machine: {self.unchecked(config)} are not checked"
         return Found(
-            config=self.with_defaults(config, device),
+            config=with_device_defaults(config, device),
             inputs=self.without_tokens(rows),
             warnings=(missing, *open_choices(config, device)),
         )
@@ -114,7 +115,7 @@ class Preparation(ABC, Generic[Job, Rows, Inputs, Result]):
         hf_config = read_model_config(directory)
         config, given = self.within_positions(config, hf_config), config.parallel.model_fields_set
         config, chosen = with_choices(
-            self.with_defaults(config, device),
+            with_device_defaults(config, device),
             hf_config,
             device,
             given=given,
@@ -164,10 +165,6 @@ class Preparation(ABC, Generic[Job, Rows, Inputs, Result]):
     @abstractmethod
     def find_device(self, config: Job) -> tuple[Device, list[str]]:
         """Return the device, and warnings. Raises: ConfigError if the job cannot run there."""
-
-    @abstractmethod
-    def with_defaults(self, config: Job, device: Device) -> Job:
-        """Set what depends on the device and is not given."""
 
     @abstractmethod
     def read_rows(self, config: Job) -> Rows:

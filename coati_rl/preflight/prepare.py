@@ -14,7 +14,6 @@ from coati_rl.config.control_rules import check_reference
 from coati_rl.config.distillation_rules import distillation_warnings
 from coati_rl.config.engine_rules import check_engines, check_width, engine_warnings
 from coati_rl.config.environment_rules import environment_warnings
-from coati_rl.config.gpu_rules import with_device_defaults
 from coati_rl.config.plan import Plan, make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.server_rules import stages_on_host
@@ -74,10 +73,6 @@ class RunPreparation(Preparation[Config, RunRows, RunInputs, Prepared]):
         is_one_node, in_turns = not config.cluster.master_address, stages_on_host(config)
         choose_backend(config.sync.weight_transport, device=device, is_one_node=is_one_node, in_turns=in_turns)
         return device, warnings
-
-    def with_defaults(self, config: Config, device: Device) -> Config:
-        """Bound micro-batches on GPUs by tokens."""
-        return with_device_defaults(config, device)
 
     def read_rows(self, config: Config) -> RunRows:
         """Read the prompts of all tasks."""

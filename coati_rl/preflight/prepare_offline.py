@@ -1,14 +1,13 @@
 """Prepare jobs on datasets: their samples, and the models that score them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from coati_rl.batching.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.checkpoint.dataset_resume import DatasetResume, open_dataset_resume
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_plan import OfflinePlan, make_offline_plan
-from coati_rl.config.offline_rules import with_offline_defaults
 from coati_rl.errors import ConfigError
 from coati_rl.memory.run_memory import Machine
 from coati_rl.model_files.check import Use
@@ -60,10 +59,6 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
             fewer=lambda available: f"use -t {available}" if available else "use --device cpu",
             is_dry_run=self.is_dry_run,
         )
-
-    def with_defaults(self, config: OfflineConfig, device: Device) -> OfflineConfig:
-        """Bound micro-batches on GPUs by tokens."""
-        return with_offline_defaults(config, device)
 
     def read_rows(self, config: OfflineConfig) -> _Forms:
         """Read the rows of training and of each evaluation."""
@@ -142,9 +137,10 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
             device=device,
             rows=None if train is None else train.counts,
             evaluation={name: each.counts for name, each in _evaluation(found.inputs).items()},
+            memory=found.memory,
         )
         _check_step(found.config, plan)
-        return replace(plan, memory=found.memory)
+        return plan
 
     def open_resume(self, found: Found[OfflineConfig, _Sets]) -> DatasetResume | None:
         """Open the checkpoint with the samples' positions."""

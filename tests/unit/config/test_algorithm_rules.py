@@ -35,31 +35,6 @@ REFUSALS = [
         ["--advantage-estimator reward"],
     ),
     (
-        "-rt boxed=1,/a.py:f=1 --advantage-estimator gdpo --whiten-advantages --reward-normalize --reward-clip 0,1",
-        "--advantage-estimator gdpo with --reward-normalize and --reward-clip: it normalises each reward of -rt by ",
-        ["--advantage-estimator group_norm"],
-    ),
-    (
-        "-rt boxed=1,/a.py:f=1 --advantage-estimator gdpo --whiten-advantages --soft-over-length-punishment",
-        "--advantage-estimator gdpo with --soft-over-length-punishment: ",
-        ["--advantage-estimator group_norm"],
-    ),
-    (
-        "-rt boxed=1,/a.py:f=1 --advantage-estimator gdpo --whiten-advantages --reward-combine /a.py:g",
-        "--advantage-estimator gdpo with --reward-combine: ",
-        ["--reward-combine None", "--advantage-estimator group_norm"],
-    ),
-    (
-        "-rt boxed=1,/a.py:f=1 --turn-advantages 0.9 --advantage-estimator gdpo --whiten-advantages",
-        "--turn-advantages 0.9 with --advantage-estimator gdpo: it changes the reward of a whole episode, and turns ",
-        ["--turn-advantages None", "--advantage-estimator group_norm"],
-    ),
-    (
-        "--turn-advantages 1 --reward-clip 0,1",
-        "--turn-advantages 1 with --reward-clip: ",
-        ["--turn-advantages None", "--reward-clip None"],
-    ),
-    (
         "--policy-loss ppo",
         "--policy-loss ppo: unknown; use clip, cispo, sapo, gmpo, vespo, or FILE.py:FUNCTION",
         ["--policy-loss clip", "--policy-loss cispo"],
@@ -81,40 +56,6 @@ REFUSALS = [
         ["--clip-dual 3", "--clip-eps-high 0.2"],
     ),
     ("--clip-dual 1.1", "--clip-dual 1.1 must be above 1 + --clip-eps-high = 1.2", ["--clip-dual 3"]),
-    (
-        "-a GSPO --policy-loss mine.py:terms",
-        "--ratio-level sequence with --policy-loss ",
-        ["--ratio-level token", "--policy-loss clip"],
-    ),
-    (
-        "--off-policy-correction tis --old-logprobs engine",
-        "--off-policy-correction tis with --old-logprobs engine: weighs the trainer's old_logprobs against",
-        ["--old-logprobs trainer", "--old-logprobs auto"],
-    ),
-    (
-        "--on-logprob-gap tis --old-logprobs engine",
-        "--on-logprob-gap tis with --old-logprobs engine: weighs the trainer's old_logprobs against",
-        ["--old-logprobs trainer", "--old-logprobs auto", "--on-logprob-gap stop"],
-    ),
-    *(
-        (
-            f"--off-policy-correction {correction} {cut}",
-            f"--off-policy-correction {correction} with {named}: divides the trainer's probability, over all",
-            [all_tokens, "--off-policy-correction none --off-policy-low None --off-policy-high None"],
-        )
-        for correction in ("tis", "icepop", "sequence_mask")
-        for cut, named, all_tokens in (
-            ("-topk 50", "--top-k 50", "-topk None"),
-            ("-topp 0.9", "--top-p 0.9", "-topp 1"),
-            ("--min-p 0.1", "--min-p 0.1", "--min-p 0"),
-            ("-topk 50 -topp 0.9", "--top-k 50 and --top-p 0.9", "-topk None -topp 1"),
-        )
-    ),
-    (
-        "--on-logprob-gap tis -topp 0.9",
-        "--on-logprob-gap tis with --top-p 0.9: divides the trainer's probability, over all tokens, by the engine's",
-        ["-topp 1", "--on-logprob-gap stop"],
-    ),
     (
         "--off-policy-correction icepop --off-policy-low 3 --off-policy-high 2",
         "--off-policy-low 3.0 must be below --off-policy-high 2.0",

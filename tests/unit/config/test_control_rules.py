@@ -24,16 +24,6 @@ REFUSALS = [
         "--vespo-negative 0.0,2.0: K and LAMBDA must be above 0",
         "--vespo-negative 3,2",
     ),
-    (
-        "--policy-loss gmpo --ratio-level sequence",
-        "--ratio-level sequence with --policy-loss gmpo: it forms its own ratio",
-        "--ratio-level token",
-    ),
-    (
-        "--off-policy-mask-threshold 0.5 --top-p 0.9",
-        "--off-policy-mask-threshold 0.5 with --top-p 0.9: compares the trainer's probability",
-        "--top-p 1",
-    ),
 ]
 
 

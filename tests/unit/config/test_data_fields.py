@@ -64,7 +64,7 @@ def test_a_path_that_exists_is_a_path_whatever_it_looks_like(tmp_path, monkeypat
         (["--chat-template", "none.jinja"], "--chat-template 'none.jinja': is neither a file, nor a template"),
         (["--max-samples", "0"], "--max-samples '0': Input should be greater than or equal to 1"),
         (["--input-template", "{}", "--chat-template", "chatml"], "--input-template with --chat-template"),
-        (["--input-template", "{}", "-s", "Be brief."], "--input-template with a system prompt: write what it says"),
+        (["--input-template", "{}", "-s", "Be brief."], "--input-template with --system-prompt: write what it says"),
         (["--input-template", "{}", "--tasks", '{"a": {"system_prompt": "x"}}'], "--tasks a: --input-template with"),
     ],
 )  # fmt: skip

@@ -53,7 +53,10 @@ def world(tmp_path):
             "--reward-combine with --reward-type env: rewards of turns are summed",
         ),
         ("--env w.py:W --stale-episodes cut", "--stale-episodes cut with --n-behind 0: has no effect"),
-        ("--env textarena:A --input-template {}", "--env with --input-template: its turns are messages, which a chat"),
+        (
+            "--env textarena:A --input-template {}",
+            "--input-template with --env textarena:A: its turns are messages, which",
+        ),
         ("--env w.py:W --env-arg size", "--env-arg ['size']: 'size' is no argument; write NAME=VALUE"),
         ("--env w.py:W --env-arg a=1 --env-arg a=2", "a is given twice; give it once"),
         ("--env w.py:W --env-timeout 0", "--env-timeout '0': Input should be greater than 0"),

@@ -76,6 +76,7 @@ SETTINGS = {
     "adam_betas": ((0.5, 0.5), "--adam-betas 0.5,0.5"),
     "adam_eps": (0.5, "--adam-eps 0.5"),
     "sync_deltas": (True, "--sync-deltas"),
+    "max_producers": (4, "--max-producers 4"),
     "join_host": ("10.0.0.5", "--join-host 10.0.0.5"),
     "join_cert": ("/cert.pem", "--join-cert /cert.pem"),
     "join_key": ("/key.pem", "--join-key /key.pem"),
@@ -90,7 +91,7 @@ OFF = {
     **{"lr_schedule": "constant", "optimizer": "/mine.py:make"},
 }
 ON = {
-    **{"join_port": 8443, "join_cert": "/cert.pem"},
+    **{"master_address": "10.0.0.5:6379", "join_port": 8443, "join_cert": "/cert.pem"},
     **{"kl_coeff": 0.1, "entropy_target": 0.5, "off_policy_correction": "tis", "soft_over_length_punishment": True},
     **{"env": "/w.py:W", "tools": ["calculator"], "mcp_server": ["serve"], "agent_command": "agent"},
     **{"eval_temperature": 1.0, "teacher": "/teacher", "lora_rank": 4, "adapter": "/adapter", "reward_type": "boxed"},

@@ -7,8 +7,9 @@ from coati_rl.config import Config
 from coati_rl.config.cli import build_parser, parse, parse_job
 from coati_rl.config.commands import OFFLINE, TRAINING, commands_with
 from coati_rl.config.fields import described, role_of
+from coati_rl.config.gpu_rules import with_device_defaults
 from coati_rl.config.offline import OfflineConfig
-from coati_rl.config.offline_rules import check_offline, with_offline_defaults
+from coati_rl.config.offline_rules import check_offline
 from coati_rl.errors import ConfigError
 
 JOBS = [*OFFLINE]
@@ -112,13 +113,13 @@ def test_a_combination_that_cannot_run_is_refused_with_a_remedy(argv, message):
 
 
 def test_on_gpus_micro_batches_are_bounded_by_tokens_unless_a_bound_is_given():
-    config = with_offline_defaults(config_of("dpo", "-tbs", "16", "--max-length", "9000"), "cuda")
+    config = with_device_defaults(config_of("dpo", "-tbs", "16", "--max-length", "9000"), "cuda")
     parallel = config.parallel
     assert (parallel.train_microbatch_size, parallel.max_tokens_per_microbatch) == (16, 18000)
     assert parallel.gradient_checkpointing
     for given in (config_of("sft", "-tmbs", "4"), config_of("sft", "--max-tokens-per-microbatch", "4096")):
-        assert with_offline_defaults(given, "cuda") is given
-    assert with_offline_defaults(config_of("sft"), "cpu") == config_of("sft")
+        assert with_device_defaults(given, "cuda") is given
+    assert with_device_defaults(config_of("sft"), "cpu") == config_of("sft")
 
 
 def test_a_reference_is_held_only_where_the_loss_reads_it():

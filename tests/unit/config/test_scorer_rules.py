@@ -37,8 +37,6 @@ def test_a_job_on_pairs_has_its_actors_in_ray_then() -> None:
         ("-kl 0", "--ref-devices 3: there is no reference and no teacher; leave it out"),
         ("-kl 0.1 --lora-rank 4", "--ref-devices 3: with --lora-rank the reference is the base on the trainers, where "
          "it takes no memory of its own; leave it out"),
-        ("-kl 0.1 --reference-update every=2", "--ref-devices 3 with --reference-update every=2: a reference that "
-         "follows the policy lies with it; leave one of them out"),
         ("-kl 0.1 --offload reference", "--offload reference: trainers hold no reference model of its own, as "
          "--ref-devices 3 takes it off them; leave it out"),
     ],
@@ -47,9 +45,3 @@ def test_others_are_refused(flags: str, message: str) -> None:
     config, _ = parse(f"{RL} {flags}".split())
     with pytest.raises(ConfigError, match=message):
         check(config)
-
-
-def test_a_reference_that_is_computed_first_needs_no_device() -> None:
-    config, _ = parse_job(["-m", "m", "-d", "d", "--ref-devices", "1", "--precompute-reference"], DpoJobConfig)
-    with pytest.raises(ConfigError, match="--ref-devices 1 with --precompute-reference"):
-        check_offline(config)

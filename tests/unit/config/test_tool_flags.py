@@ -37,10 +37,10 @@ def refusal(*words):
     ("text", "message"),
     [
         ("--tools calculator -rt env", "--reward-type env: there is no environment to give rewards"),
-        ("--tools calculator --env w.py:W", "--tools, --mcp-server with --env: an environment of your own calls tools"),
+        ("--tools calculator --env w.py:W", "--tools calculator with --env: an environment of your own calls tools"),
         ("--tools abacus", "abacus is no tool; use calculator, python or FILE.py:FUNCTION"),
         ("--tools calculator,calculator", "calculator is given twice; give it once"),
-        ("--tools calculator --input-template {}", "--tools with --input-template: its turns are messages, which"),
+        ("--tools calculator --input-template {}", "--input-template with --tools calculator: its turns are messages"),
         ("--tool-format xml --tools calculator", "--tool-format 'xml': Input should be 'auto', 'hermes'"),
         ("--tools /nowhere.py:f", "--tools /nowhere.py:f: there is no file /nowhere.py"),
     ],

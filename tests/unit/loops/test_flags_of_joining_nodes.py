@@ -55,7 +55,7 @@ def test_max_producers__leaves_the_place_of_a_lost_or_leaving_engine_to_the_next
         ({"max_producers": 1}, "--max-producers 1: fewer than the engines that the run begins with; use -i 1"),
         (
             {"max_producers": 4, "master_address": None},
-            "no node can join a Ray that is started here; give --master_add",
+            "--max-producers 4 without --master_address: has no effect; add",
         ),
         ({"max_producers": 4, "colocate": True}, "--max-producers 4 with --colocate: its engines are those of -i"),
     ],

@@ -108,8 +108,8 @@ def test_device__overrides_what_the_machine_has(monkeypatch, prepare_with):
 
 def test_num_trainers__shares_an_optimizer_step_among_more_of_them(prepare_with):
     one, two = (prepare_with(num_trainers=number).plan for number in (1, 2))
-    assert [plan.dp for plan in (one, two)] == [1, 2]
-    assert [plan.prompts_per_step for plan in (one, two)] == [2, 4]
+    assert [plan.config.dp for plan in (one, two)] == [1, 2]
+    assert [plan.config.prompts_per_step for plan in (one, two)] == [2, 4]
     assert [plan.num_devices for plan in (one, two)] == [2, 3]
 
 

@@ -46,7 +46,7 @@ def test_a_language_model_and_a_classifier_are_taken_as_directories(prepare_with
         change(directory, architectures=["Qwen3ForCausalLM"])
     prepared = prepare_with(f"-a PPO --critic-model {directory}")
     assert prepared.config.critic.critic_model == str(directory)
-    assert f"critic from {directory}" in prepared.plan.algorithm
+    assert f"critic from {directory}" in str(prepared.plan.lines())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from transformers import PretrainedConfig
 from coati_rl.config.cli import parse, parse_job
 from coati_rl.config.commands import OFFLINE
 from coati_rl.config.gpu_rules import with_device_defaults
-from coati_rl.config.offline_rules import with_offline_defaults
 from coati_rl.errors import ConfigError
 from coati_rl.memory.layouts import PLAIN
 from coati_rl.preflight.layout_choice import with_choices
@@ -83,7 +82,7 @@ def test_on_one_gpu_a_small_model_is_fine_tuned_whole_and_a_large_one_is_told_ho
     config = parse_job(["--master_address", "10.0.0.1"], OFFLINE["sft"])[0]
     hf_config = plans.hf_config_of(model)
     config, lines = with_choices(
-        with_offline_defaults(config, "cuda"),
+        with_device_defaults(config, "cuda"),
         hf_config,
         "cuda",
         given=(),

@@ -208,7 +208,8 @@ def test_on_gpus_the_config_has_the_layout_that_the_plan_chose_and_says_and_on_t
     flags = "-t 2 -tbs 1 -tMbs 1"
     prepared = prepare_with(flags)
     parallel = prepared.config.parallel
-    assert (parallel.zero_stage, prepared.plan.zero_stage, parallel.gpu_memory_utilization) == (1, 1, 0.9)
+    assert (parallel.zero_stage, parallel.gpu_memory_utilization) == (1, 0.9)
+    assert prepared.plan.config == prepared.config
     (line,) = [each for each in prepared.plan.lines() if each.startswith("chosen")]
     assert "-zero 1 --gpu-memory-utilization 0.9: the fastest layout that fits GPUs of 80.0 GiB" in line
     given = prepare_with(f"{flags} --plugin fsdp2 --gpu-memory-utilization 0.6").config.parallel

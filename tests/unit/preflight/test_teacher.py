@@ -60,7 +60,7 @@ def test_a_teacher_with_the_models_tokenizer_is_taken_as_a_directory(prepare_wit
     prepared = prepare_with(f"--teacher {directory}")
     assert prepared.config.distillation.teacher == str(directory)
     assert prepared.warnings == ()
-    assert "1 x reverse KL to the teacher (token)" in prepared.plan.algorithm
+    assert "1 x reverse KL to the teacher (token)" in str(prepared.plan.lines())
 
 
 def test_another_vocabulary_is_refused_with_both_sizes_and_the_first_difference(prepare_with, teacher_with, model_dir):

@@ -7,8 +7,9 @@ In: groups of samples of one prompt, each group as many tokens as `--budget`, sh
 backend, from NumPy arrays to updated weights, each rank in a fresh process with one thread and the environment of a
 run's trainers; and the forecast of the same sizes, by its parts. The peak is the kernel's high-water mark of the
 process, without mapped files (the weights' file, libraries) and without what the process held before it loaded the
-model. The first step, which allocates the optimizer's states, is not measured. --critic: PPO's step, of a policy and a
-critic. The seconds are the median of the measured steps of the rank with the largest peak.
+model; `held` is what there is of it between two steps. The first step, which allocates the optimizer's states, is not
+measured. --critic: PPO's step, of a policy and a critic. The seconds are the median of the measured steps of the rank
+with the largest peak.
 """
 
 import argparse
@@ -61,7 +62,6 @@ from consumer.parallel.process_group import StoreLocation, destroy_process_group
 from consumer.train_step import TrainStep
 
 TIMEOUT_S = 300.0
-NUM_STEPS = 3  # measured
 MIB = 2**20
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and settings of the backend
     "dp1": (1, {}),
@@ -82,6 +82,7 @@ FLAGS = {
     "layers": (6, "decoder layers without --model"),
     "vocab": (12288, "vocabulary without --model"),
     "seed": (0, "of weights and tokens"),
+    "steps": (3, "measured optimizer steps"),
     "lora-rank": (0, "of adapters of all linear layers, in place of the weights; 0: the weights are trained"),
 }
 
@@ -119,7 +120,8 @@ def forecast(directory: Path, layout: str, arguments: argparse.Namespace) -> Par
         )
         trainers = replace(trainers, adapters=adapters)
     shape, cp = model_shape(config, tensor_parallel_size=tp), settings.get("cp_size", 1)
-    trainers, size = replace(trainers, gathered_keys=gathered_key_bytes(shape, size, cp)), context_share(size, cp)
+    gathered = gathered_key_bytes(shape, size, cp, trainers.device)
+    trainers, size = replace(trainers, gathered_keys=gathered), context_share(size, cp)
     parts = trainer_parts(shape, size, trainers)
     if arguments.critic:
         critic = model_shape(config, tensor_parallel_size=tp, has_scalar_head=True)
@@ -199,11 +201,11 @@ def run_rank(
         objective = ActorCritic(loss=LOSS, value_loss=ValueLoss(clip=0.2), token_returns=TokenReturns())
     train_step = TrainStep(backend, objective, learning_rate=LearningRate(peak=RATE))
     train_step.run(batch)
-    peak, seconds = 0, list[float]()
-    held = memory_kib("RssAnon")
-    for _ in range(NUM_STEPS):
+    peak, held, seconds = 0, 0, list[float]()
+    for _ in range(arguments.steps):
         dist.barrier()
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+        held = memory_kib("RssAnon")
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # forget the peak
         begin = time.perf_counter()
         train_step.run(batch)
@@ -262,7 +264,7 @@ def main() -> None:
     if torch.cuda.is_available():
         sys.exit("this measures CPUs: set CUDA_VISIBLE_DEVICES to nothing")
     figures: dict[str, Any] = {**vars(arguments), "torch": torch.__version__, "cpus": os.cpu_count(), "layouts": {}}
-    print(f"{'MiB':12}{'measured':>10}{'forecast':>10}{'ratio':>8}{'step, s':>8}  parts of the forecast")
+    print(f"{'MiB':12}{'measured':>10}{'held':>8}{'forecast':>10}{'ratio':>8}{'step, s':>8}  parts of the forecast")
     with tempfile.TemporaryDirectory() as name, no_progress_bars():
         model = arguments.model or Path(name)
         if arguments.model is None:
@@ -285,8 +287,8 @@ def main() -> None:
             ratio = sum(parts.values()) / report["peak"]
             figures["layouts"][layout] = {**report, "forecast": parts, "ratio": ratio}
             shown = ", ".join(f"{part} {count / MIB:.0f}" for part, count in parts.items())
-            sizes = f"{report['peak'] / MIB:10.0f}{sum(parts.values()) / MIB:10.0f}{ratio:8.2f}"
-            print(f"{layout:12}{sizes}{report['step_s']:8.2f}  {shown}")
+            sizes = f"{report['peak'] / MIB:10.0f}{report['held'] / MIB:8.0f}{sum(parts.values()) / MIB:10.0f}"
+            print(f"{layout:12}{sizes}{ratio:8.2f}{report['step_s']:8.2f}  {shown}")
             if report["tokens"] != arguments.budget:
                 sys.exit(f"{layout}: the largest micro-batch has {report['tokens']} tokens, not {arguments.budget}")
     if arguments.json:

@@ -71,6 +71,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and settings of
     "fsdp2_copies2": (4, {"plugin": "fsdp2", "fsdp_size": 2}),
     "dp2": (2, {}),
     "cp2": (2, {"cp_size": 2}),
+    "ep2": (2, {"plugin": "fsdp2", "ep_size": 2}),
     "dp1_bf16": (1, {"precision": "bf16"}),
     "zero1_bf16": (2, {"zero_stage": 1, "precision": "bf16"}),
 }
@@ -82,6 +83,7 @@ FLAGS = {
     "layers": (6, "decoder layers without --model"),
     "vocab": (12288, "vocabulary without --model"),
     "seed": (0, "of weights and tokens"),
+    "num-experts": (0, "experts of a layer without --model, of which activations are not forecast; 0: a dense model"),
     "steps": (3, "measured optimizer steps"),
     "lora-rank": (0, "of adapters of all linear layers, in place of the weights; 0: the weights are trained"),
 }
@@ -107,6 +109,7 @@ def forecast(directory: Path, layout: str, arguments: argparse.Namespace) -> Par
         precision=settings.get("precision", "fp32"),
         plugin=settings.get("plugin", "hybrid"),
         dp=settings.get("fsdp_size") or num_processes // tp,
+        ep=settings.get("ep_size", 1),
         fsdp_copies=num_processes // tp // settings.get("fsdp_size", num_processes // tp),
         zero_stage=settings.get("zero_stage", 0),
         gradient_checkpointing=arguments.checkpointing,
@@ -123,6 +126,8 @@ def forecast(directory: Path, layout: str, arguments: argparse.Namespace) -> Par
     gathered = gathered_key_bytes(shape, size, cp, trainers.device)
     trainers, size = replace(trainers, gathered_keys=gathered), context_share(size, cp)
     parts = trainer_parts(shape, size, trainers)
+    if not shape.is_known:
+        parts.pop("activations", None)
     if arguments.critic:
         critic = model_shape(config, tensor_parallel_size=tp, has_scalar_head=True)
         parts["critic"] = trained_bytes(critic, size, trainers)
@@ -139,7 +144,8 @@ def refusal(directory: Path, layout: str) -> str | None:
     """Return why the model cannot be trained in this layout; None if it can."""
     num_processes, settings = LAYOUTS[layout]
     sizes = {"num_trainers": num_processes, "tensor_parallel_size": settings.get("tp_size", 1)}
-    sizes["context_parallel_size"] = settings.get("cp_size", 1)
+    sizes |= {"context_parallel_size": settings.get("cp_size", 1), "expert_parallel_size": settings.get("ep_size", 1)}
+    sizes["plugin"] = settings.get("plugin", "hybrid")
     try:
         check_layout(build_config({"model": str(directory), **sizes}), read_model_config(directory))
     except ConfigError as error:
@@ -275,6 +281,7 @@ def main() -> None:
                 layers=arguments.layers,
                 max_positions=2 * arguments.budget,
                 tied=not arguments.untied,
+                num_experts=arguments.num_experts,
                 seed=arguments.seed,
             )
         for layout in arguments.layout:

@@ -97,8 +97,7 @@ def prompt_tokens(arguments: argparse.Namespace) -> int:
 def forecast(directory: Path, layout: str, arguments: argparse.Namespace) -> Parts:
     """Return the forecast of the largest rank."""
     num_processes, settings = LAYOUTS[layout]
-    tp = settings.get("tp_size", 1)
-    prompt = prompt_tokens(arguments)
+    tp, prompt = settings.get("tp_size", 1), prompt_tokens(arguments)
     size = MicroBatchSize(
         tokens=arguments.budget,
         loss_tokens=arguments.budget - prompt,
@@ -126,8 +125,7 @@ def forecast(directory: Path, layout: str, arguments: argparse.Namespace) -> Par
     gathered = gathered_key_bytes(shape, size, cp, trainers.device)
     trainers, size = replace(trainers, gathered_keys=gathered), context_share(size, cp)
     parts = trainer_parts(shape, size, trainers)
-    if not shape.is_known:
-        parts.pop("activations", None)
+    parts = {name: count for name, count in parts.items() if shape.is_known or name != "activations"}
     if arguments.critic:
         critic = model_shape(config, tensor_parallel_size=tp, has_scalar_head=True)
         parts["critic"] = trained_bytes(critic, size, trainers)
@@ -143,9 +141,9 @@ def adapter_spec(arguments: argparse.Namespace) -> AdapterSpec | None:
 def refusal(directory: Path, layout: str) -> str | None:
     """Return why the model cannot be trained in this layout; None if it can."""
     num_processes, settings = LAYOUTS[layout]
-    sizes = {"num_trainers": num_processes, "tensor_parallel_size": settings.get("tp_size", 1)}
+    sizes: dict[str, Any] = {"num_trainers": num_processes, "plugin": settings.get("plugin", "hybrid")}
+    sizes["tensor_parallel_size"] = settings.get("tp_size", 1)
     sizes |= {"context_parallel_size": settings.get("cp_size", 1), "expert_parallel_size": settings.get("ep_size", 1)}
-    sizes["plugin"] = settings.get("plugin", "hybrid")
     try:
         check_layout(build_config({"model": str(directory), **sizes}), read_model_config(directory))
     except ConfigError as error:
@@ -207,7 +205,7 @@ def run_rank(
         objective = ActorCritic(loss=LOSS, value_loss=ValueLoss(clip=0.2), token_returns=TokenReturns())
     train_step = TrainStep(backend, objective, learning_rate=LearningRate(peak=RATE))
     train_step.run(batch)
-    peak, held, seconds = 0, 0, list[float]()
+    peak, seconds = 0, list[float]()
     for _ in range(arguments.steps):
         dist.barrier()
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -220,8 +218,6 @@ def run_rank(
     report = {
         "peak": 1024 * (peak - libraries),
         "held": 1024 * (held - libraries),
-        "libraries": 1024 * libraries,
-        "mapped": 1024 * memory_kib("RssFile"),
         "step_s": statistics.median(seconds),
         "tokens": max(m.num_tokens for m in share[dp_rank]),
         "micro_batches": len(share[dp_rank]),
@@ -259,9 +255,7 @@ def main() -> None:
     parser.add_argument("--layout", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations in the backward pass")
     parser.add_argument("--critic", action="store_true", help="train a critic beside the policy: PPO's step")
-    parser.add_argument(
-        "--load-in-4bit", action="store_true", help="with --lora-rank: the base in 4 bits (hybrid, not tp)"
-    )
+    parser.add_argument("--load-in-4bit", action="store_true", help="with --lora-rank: 4-bit base (hybrid, not tp)")
     parser.add_argument("--untied", action="store_true", help="LM head and embedding are two, without --model")
     for flag, (default, what) in FLAGS.items():
         parser.add_argument(f"--{flag}", type=int, default=default, help=f"{what} (default {default})")

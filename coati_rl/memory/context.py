@@ -10,7 +10,7 @@ from coati_rl.memory.model_shape import ModelShape
 from coati_rl.types import Device
 
 # Of keys that are gathered at a time. On a GPU 16 MiB in bfloat16, and as many values: large enough for a link's speed.
-GATHERED_ELEMENTS: dict[Device, int] = {"cpu": 2**18, "cuda": 2**23}
+GATHERED_ELEMENTS = {"cpu": 2**18, "cuda": 2**23}
 # Of a chunk of heads in the backward: keys and values as they arrive or their gradients, and in the order of the row;
 # a float32 copy of one gradient by rank, and gloo's own.
 _COPIES = 6

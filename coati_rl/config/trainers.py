@@ -8,7 +8,15 @@ from coati_rl.config.fields import Section, execution
 
 PluginName = Literal["hybrid", "fsdp2"]
 Offloaded = Literal["optimizer", "reference", "teacher", "old", "all"]
-LAYOUT_FIELDS = ("plugin", "tensor_parallel_size", "pipeline_parallel_size", "zero_stage", "fsdp_size")
+LAYOUT_FIELDS = (
+    "plugin",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "zero_stage",
+    "fsdp_size",
+    "context_parallel_size",
+    "expert_parallel_size",
+)
 
 
 class TrainersConfig(Section):

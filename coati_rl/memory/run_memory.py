@@ -122,7 +122,7 @@ def trainer_memory(
     layout = _trainer_layout(config, machine.device, has_several_micro_batches=has_several_micro_batches)
     shape = model_shape(models.policy, tensor_parallel_size=tp, has_scalar_head=models.has_scalar_head)
     adapters = _adapters_of(config, models.policy, layout)
-    layout = replace(layout, adapters=adapters, gathered_keys=gathered_key_bytes(shape, size, cp))
+    layout = replace(layout, adapters=adapters, gathered_keys=gathered_key_bytes(shape, size, cp, machine.device))
     size = context_share(size, cp)
     held, away = _frozen_bytes(config, models, layout)
     parts = trainer_parts(shape, size, layout, scoring_bytes=max(away, default=0))

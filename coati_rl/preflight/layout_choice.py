@@ -44,9 +44,9 @@ def choose_layout(
     """Return the fastest layout that fits; None if there is nothing to choose.
 
     One that leaves a tenth of the GPU goes before others, and so do recomputed activations and a smaller token budget,
-    where these are open as well; parts of matrices or of the layers, which also change the prompts of a step, come
-    after all of this, and shards of such parts last. A layout that was given stays, and so does that of an optimizer of
-    the user's own, which may need whole parameters.
+    where these are open as well; rows that trainers share, which also change the prompts of a step, come after all of
+    this, then parts of matrices or of the layers, and shards of such parts last. A layout that was given stays, and so
+    does that of an optimizer of the user's own, which may need whole parameters.
 
     Args:
         check: of the job in its default layout, on GPUs of known memory.
@@ -56,8 +56,11 @@ def choose_layout(
     """
     config = check.config
     is_open = not is_layout_given(config) and not is_plugin(config.optimizer.optimizer)
-    own = layout_change(config, {name: config.flat()[name] for name in PLAIN})
-    changes = [each for each in _candidates(check, former) if check.changed(each) is not None] if is_open else [own]
+    flat = config.flat()
+    own = layout_change(config, {name: flat[name] for name in PLAIN})
+    kept = {name: flat[name] for name in PLAIN if name in given}
+    candidates = (each for each in _candidates(check, former) if each.values.items() >= kept.items())
+    changes = [each for each in candidates if check.changed(each) is not None] if is_open else [own]
     if not changes:  # for another reason than the layout, which is reported by name
         return None
     first, gpu = changes[0], gib(check.machine.gpu_bytes or 0)
@@ -85,12 +88,12 @@ def _first_that_fits(
     roomy, tight = (partial(check.trainers_fit, share=share) for share in (1 - ROOM, 1.0))
     if "gradient_checkpointing" not in given and not check.config.parallel.recomputes_activations:
         changes = [*changes, *(each | RECOMPUTED for each in changes)]
-    whole = [
-        each for each in changes if each.values["tensor_parallel_size"] * each.values["pipeline_parallel_size"] == 1
-    ]
-    cut = [each for each in changes if each not in whole]
-    both = [each for each in cut if each.values["plugin"] == "fsdp2"]  # sharded and cut
-    for among in (whole, [each for each in cut if each not in both], both):
+    kinds: tuple[list[Change], ...] = ([], [], [], [])  # whole, with shared rows, cut, and both sharded and cut
+    for each in changes:
+        is_cut = each.values["tensor_parallel_size"] * each.values["pipeline_parallel_size"] > 1
+        shares_rows = each.values["context_parallel_size"] > check.config.parallel.context_parallel_size
+        kinds[2 + (each.values["plugin"] == "fsdp2") if is_cut else shares_rows].append(each)
+    for among in kinds:
         if found := next(filter(roomy, among), None):
             return found, "fits GPUs of {gpu} with a tenth to spare"
         if BOUNDS.isdisjoint(given):
@@ -102,7 +105,9 @@ def _first_that_fits(
             return found, "fits GPUs of {gpu}"
     if found := next((each for each in changes if check.with_change(each).refusal() is None), None):
         return found, "may fit GPUs of {gpu}, with short samples"
-    return min(changes, key=check.trainer_bytes), "comes nearest to GPUs of {gpu}"  # which is refused
+    return min(
+        changes, key=partial(check.trainer_bytes, is_sure=True)
+    ), "comes nearest to GPUs of {gpu}"  # which is refused
 
 
 def _candidates(check: MemoryCheck[Job], former: Mapping[str, Any] | None) -> Iterator[Change]:

@@ -15,7 +15,7 @@ from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
 from coati_rl.memory.capacity import available_bytes, total_bytes
 from coati_rl.memory.forecast import MARGIN, Forecast, ProcessMemory, gib, listed
-from coati_rl.memory.layouts import PLAIN, layouts
+from coati_rl.memory.layouts import layouts, plain_layout
 from coati_rl.memory.nearest import Change, Fits, largest_that_fits, nearest_changes
 from coati_rl.memory.run_memory import Machine
 from coati_rl.memory.trainer import HEAP, Parts
@@ -67,9 +67,9 @@ class MemoryCheck(Generic[Job]):
         """Return the check of the job with a change."""
         return dataclasses.replace(self, config=self.config.with_changes(**change.values))
 
-    def trainer_bytes(self, change: Change) -> int:
-        """Return what a trainer takes of its device with a change."""
-        return _trainer_bytes(self.forecast(self.config.with_changes(**change.values)))
+    def trainer_bytes(self, change: Change, *, is_sure: bool = False) -> int:
+        """Return what a trainer takes of its device with a change; `is_sure`: what every run of the job takes."""
+        return _trainer_bytes((self.sure if is_sure else self.forecast)(self.config.with_changes(**change.values)))
 
     def trainers_fit(self, change: Change, *, share: float) -> bool:
         """Whether with a change a trainer fits a share of its GPU, and all processes the host."""
@@ -168,9 +168,11 @@ class MemoryCheck(Generic[Job]):
         least, _ = self._budgets(self.config)
         for doublings in range(1, 11):
             trainers = self.config.parallel.num_trainers * 2**doublings
-            values = {**PLAIN, **RECOMPUTED.values, "plugin": "fsdp2", "num_trainers": trainers}
+            values = {**plain_layout(self.config), **RECOMPUTED.values, "plugin": "fsdp2", "num_trainers": trainers}
             change = Change(flags=f"-t {trainers} --plugin fsdp2{recomputed}", values=values)
-            for each in (change, change | _budget(least)):
+            cp = self.config.parallel.context_parallel_size * 2**doublings
+            shared = Change(flags=f"--context-parallel {cp}", values={"context_parallel_size": cp})
+            for each in (change, change | _budget(least), change | shared):
                 if self.trainer_bytes(each) <= gpu_memory:
                     return f": {each.flags} holds it on GPUs of {gib(gpu_memory)}"
         return ""

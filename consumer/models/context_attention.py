@@ -16,14 +16,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from coati_rl.config.model import FLOAT32_ATTENTION
+from coati_rl.memory.context import GATHERED_ELEMENTS
 from coati_rl.ops.vocab_chunks import slices
 from consumer.models.attention_kernels import HALF
 from consumer.models.context_cut import OwnPiece
 from consumer.models.context_part import ContextPart
 from consumer.models.path_attention import ForBackward, Settings, add_path_gradients, attend_path
 from consumer.models.varlen_attention import VarlenPaths
-
-GATHERED_ELEMENTS = 2**23  # of keys that are gathered at a time: 32 MiB in float32, and as many values
 
 
 def context_attention(
@@ -86,7 +85,7 @@ def _computed_in(query: Tensor, part: ContextPart) -> torch.dtype:
 def _head_chunks(query: Tensor, key: Tensor, part: ContextPart) -> Iterator[tuple[slice, slice]]:
     """Yield slices of heads of queries, and of those of keys that they share, the same on all ranks."""
     num_keys, shared = key.shape[1], query.shape[1] // key.shape[1]
-    at_a_time = max(1, GATHERED_ELEMENTS // (part.order.numel() * key.shape[-1]))
+    at_a_time = max(1, GATHERED_ELEMENTS[query.device.type] // (part.order.numel() * key.shape[-1]))
     for keys in slices(num_keys, at_a_time):
         yield slice(keys.start * shared, keys.stop * shared), keys
 

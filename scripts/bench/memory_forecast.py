@@ -7,8 +7,9 @@ In: groups of samples of one prompt, each group as many tokens as `--budget`, sh
 backend, from NumPy arrays to updated weights, each rank in a fresh process with one thread and the environment of a
 run's trainers; and the forecast of the same sizes, by its parts. The peak is the kernel's high-water mark of the
 process, without mapped files (the weights' file, libraries) and without what the process held before it loaded the
-model. The first step, which allocates the optimizer's states, is not measured. --critic: PPO's step, of a policy and a
-critic. The seconds are the median of the measured steps of the rank with the largest peak.
+model; `held` is what there is of it between two steps. The first step, which allocates the optimizer's states, is not
+measured. --critic: PPO's step, of a policy and a critic. The seconds are the median of the measured steps of the rank
+with the largest peak.
 """
 
 import argparse
@@ -61,7 +62,6 @@ from consumer.parallel.process_group import StoreLocation, destroy_process_group
 from consumer.train_step import TrainStep
 
 TIMEOUT_S = 300.0
-NUM_STEPS = 3  # measured
 MIB = 2**20
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and settings of the backend
     "dp1": (1, {}),
@@ -71,6 +71,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and settings of
     "fsdp2_copies2": (4, {"plugin": "fsdp2", "fsdp_size": 2}),
     "dp2": (2, {}),
     "cp2": (2, {"cp_size": 2}),
+    "ep2": (2, {"plugin": "fsdp2", "ep_size": 2}),
     "dp1_bf16": (1, {"precision": "bf16"}),
     "zero1_bf16": (2, {"zero_stage": 1, "precision": "bf16"}),
 }
@@ -82,6 +83,8 @@ FLAGS = {
     "layers": (6, "decoder layers without --model"),
     "vocab": (12288, "vocabulary without --model"),
     "seed": (0, "of weights and tokens"),
+    "num-experts": (0, "experts of a layer without --model, of which activations are not forecast; 0: a dense model"),
+    "steps": (3, "measured optimizer steps"),
     "lora-rank": (0, "of adapters of all linear layers, in place of the weights; 0: the weights are trained"),
 }
 
@@ -94,8 +97,7 @@ def prompt_tokens(arguments: argparse.Namespace) -> int:
 def forecast(directory: Path, layout: str, arguments: argparse.Namespace) -> Parts:
     """Return the forecast of the largest rank."""
     num_processes, settings = LAYOUTS[layout]
-    tp = settings.get("tp_size", 1)
-    prompt = prompt_tokens(arguments)
+    tp, prompt = settings.get("tp_size", 1), prompt_tokens(arguments)
     size = MicroBatchSize(
         tokens=arguments.budget,
         loss_tokens=arguments.budget - prompt,
@@ -106,6 +108,7 @@ def forecast(directory: Path, layout: str, arguments: argparse.Namespace) -> Par
         precision=settings.get("precision", "fp32"),
         plugin=settings.get("plugin", "hybrid"),
         dp=settings.get("fsdp_size") or num_processes // tp,
+        ep=settings.get("ep_size", 1),
         fsdp_copies=num_processes // tp // settings.get("fsdp_size", num_processes // tp),
         zero_stage=settings.get("zero_stage", 0),
         gradient_checkpointing=arguments.checkpointing,
@@ -119,8 +122,10 @@ def forecast(directory: Path, layout: str, arguments: argparse.Namespace) -> Par
         )
         trainers = replace(trainers, adapters=adapters)
     shape, cp = model_shape(config, tensor_parallel_size=tp), settings.get("cp_size", 1)
-    trainers, size = replace(trainers, gathered_keys=gathered_key_bytes(shape, size, cp)), context_share(size, cp)
+    gathered = gathered_key_bytes(shape, size, cp, trainers.device)
+    trainers, size = replace(trainers, gathered_keys=gathered), context_share(size, cp)
     parts = trainer_parts(shape, size, trainers)
+    parts = {name: count for name, count in parts.items() if shape.is_known or name != "activations"}
     if arguments.critic:
         critic = model_shape(config, tensor_parallel_size=tp, has_scalar_head=True)
         parts["critic"] = trained_bytes(critic, size, trainers)
@@ -136,8 +141,9 @@ def adapter_spec(arguments: argparse.Namespace) -> AdapterSpec | None:
 def refusal(directory: Path, layout: str) -> str | None:
     """Return why the model cannot be trained in this layout; None if it can."""
     num_processes, settings = LAYOUTS[layout]
-    sizes = {"num_trainers": num_processes, "tensor_parallel_size": settings.get("tp_size", 1)}
-    sizes["context_parallel_size"] = settings.get("cp_size", 1)
+    sizes: dict[str, Any] = {"num_trainers": num_processes, "plugin": settings.get("plugin", "hybrid")}
+    sizes["tensor_parallel_size"] = settings.get("tp_size", 1)
+    sizes |= {"context_parallel_size": settings.get("cp_size", 1), "expert_parallel_size": settings.get("ep_size", 1)}
     try:
         check_layout(build_config({"model": str(directory), **sizes}), read_model_config(directory))
     except ConfigError as error:
@@ -200,10 +206,10 @@ def run_rank(
     train_step = TrainStep(backend, objective, learning_rate=LearningRate(peak=RATE))
     train_step.run(batch)
     peak, seconds = 0, list[float]()
-    held = memory_kib("RssAnon")
-    for _ in range(NUM_STEPS):
+    for _ in range(arguments.steps):
         dist.barrier()
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+        held = memory_kib("RssAnon")
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # forget the peak
         begin = time.perf_counter()
         train_step.run(batch)
@@ -212,8 +218,6 @@ def run_rank(
     report = {
         "peak": 1024 * (peak - libraries),
         "held": 1024 * (held - libraries),
-        "libraries": 1024 * libraries,
-        "mapped": 1024 * memory_kib("RssFile"),
         "step_s": statistics.median(seconds),
         "tokens": max(m.num_tokens for m in share[dp_rank]),
         "micro_batches": len(share[dp_rank]),
@@ -251,9 +255,7 @@ def main() -> None:
     parser.add_argument("--layout", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations in the backward pass")
     parser.add_argument("--critic", action="store_true", help="train a critic beside the policy: PPO's step")
-    parser.add_argument(
-        "--load-in-4bit", action="store_true", help="with --lora-rank: the base in 4 bits (hybrid, not tp)"
-    )
+    parser.add_argument("--load-in-4bit", action="store_true", help="with --lora-rank: 4-bit base (hybrid, not tp)")
     parser.add_argument("--untied", action="store_true", help="LM head and embedding are two, without --model")
     for flag, (default, what) in FLAGS.items():
         parser.add_argument(f"--{flag}", type=int, default=default, help=f"{what} (default {default})")
@@ -262,7 +264,7 @@ def main() -> None:
     if torch.cuda.is_available():
         sys.exit("this measures CPUs: set CUDA_VISIBLE_DEVICES to nothing")
     figures: dict[str, Any] = {**vars(arguments), "torch": torch.__version__, "cpus": os.cpu_count(), "layouts": {}}
-    print(f"{'MiB':12}{'measured':>10}{'forecast':>10}{'ratio':>8}{'step, s':>8}  parts of the forecast")
+    print(f"{'MiB':12}{'measured':>10}{'held':>8}{'forecast':>10}{'ratio':>8}{'step, s':>8}  parts of the forecast")
     with tempfile.TemporaryDirectory() as name, no_progress_bars():
         model = arguments.model or Path(name)
         if arguments.model is None:
@@ -273,6 +275,7 @@ def main() -> None:
                 layers=arguments.layers,
                 max_positions=2 * arguments.budget,
                 tied=not arguments.untied,
+                num_experts=arguments.num_experts,
                 seed=arguments.seed,
             )
         for layout in arguments.layout:
@@ -285,8 +288,8 @@ def main() -> None:
             ratio = sum(parts.values()) / report["peak"]
             figures["layouts"][layout] = {**report, "forecast": parts, "ratio": ratio}
             shown = ", ".join(f"{part} {count / MIB:.0f}" for part, count in parts.items())
-            sizes = f"{report['peak'] / MIB:10.0f}{sum(parts.values()) / MIB:10.0f}{ratio:8.2f}"
-            print(f"{layout:12}{sizes}{report['step_s']:8.2f}  {shown}")
+            sizes = f"{report['peak'] / MIB:10.0f}{report['held'] / MIB:8.0f}{sum(parts.values()) / MIB:10.0f}"
+            print(f"{layout:12}{sizes}{ratio:8.2f}{report['step_s']:8.2f}  {shown}")
             if report["tokens"] != arguments.budget:
                 sys.exit(f"{layout}: the largest micro-batch has {report['tokens']} tokens, not {arguments.budget}")
     if arguments.json:

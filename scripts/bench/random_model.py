@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 
 def save_random_model(
@@ -14,11 +14,16 @@ def save_random_model(
     layers: int,
     max_positions: int,
     tied: bool = True,
+    num_experts: int = 0,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Save a model with heads of 32, two queries a key, and an intermediate size of four times `hidden`."""
-    config = Qwen3Config(
+    """Save a model with heads of 32, two queries a key, and an intermediate size of four times `hidden`.
+
+    With `num_experts` each layer has as many in place of its MLP, of this size each, and a token passes two of them.
+    """
+    experts = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": 4 * hidden}
+    config = (Qwen3MoeConfig if num_experts else Qwen3Config)(
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=4 * hidden,
@@ -28,6 +33,7 @@ def save_random_model(
         head_dim=32,
         max_position_embeddings=max_positions,
         tie_word_embeddings=tied,
+        **(experts if num_experts else {}),
     )
     torch.manual_seed(seed)
-    Qwen3ForCausalLM(config).to(dtype).save_pretrained(directory)
+    AutoModelForCausalLM.from_config(config).to(dtype).save_pretrained(directory)

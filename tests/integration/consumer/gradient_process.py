@@ -178,7 +178,8 @@ def take_trials(
     """Write down what this rank holds of the results of each run. `fault` is put into the trainer first."""
     gradient_reduction.BUCKET_ELEMENTS = 5000  # some parameters fill a bucket together, some are larger than one
     # Queries in several blocks, one head of keys at a time, and rows of both few and many chunks.
-    path_attention.QUERY_BLOCK, context_attention.GATHERED_ELEMENTS, context_cut.LONG_CHUNK = 5, 1, 24
+    path_attention.QUERY_BLOCK, context_cut.LONG_CHUNK = 5, 24
+    context_attention.GATHERED_ELEMENTS["cpu"] = 1
     for evaluate in (fused_token_loss, token_logprobs):
         evaluate.__kwdefaults__["chunk_elements"] = 8 * VOCAB_SIZE  # many responses are longer than a chunk
     if fault is not None:

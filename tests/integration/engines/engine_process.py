@@ -39,6 +39,7 @@ OWN = (
     "process_ids",
     "gpu_bytes",
     "run",
+    "tensors",
     "shutdown",
 )
 
@@ -127,6 +128,13 @@ class HostedEngine:
     def run(self, function: Callable[[], Any]) -> Any:
         """Call a function of a module in the engine's process."""
         return function()
+
+    def tensors(self) -> dict[str, Any]:
+        """vLLM's, by the names of the checkpoint."""
+        from tests.integration.engines.held_tensors import held_tensors
+
+        executor = self._engine._core._engine.engine_core.engine_core.model_executor
+        return held_tensors(executor.driver_worker.worker.model_runner.model)
 
     def shutdown(self) -> None:
         self._engine.close()

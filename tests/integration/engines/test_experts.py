@@ -9,6 +9,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from consumer.backend import Backend
+from consumer.parallel.single_process import SingleProcess
+from tests.backends import backend_config
 from tests.integration.engines.conftest import VOCAB_SIZE, make_tokenizer
 from tests.integration.engines.engine_process import hosted_engine
 from tests.integration.engines.harness import MAX_MODEL_LEN, TIMEOUT_S, Harness, request
@@ -78,6 +81,31 @@ def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]
     with hosted_engine(backend, **sizes, returns_routes=True) as engine:
         harness = Harness(engine, checkpoints)
         yield harness
+        harness.sender.close()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model", ["qwen3_moe", "qwen3_moe, odd"])
+def test_transformers_and_vllm_hold_the_trainers_tensors_bit_for_bit(model: str, tmp_path: Path) -> None:
+    """Loaded from an exported checkpoint, and vLLM's after weight syncs, too."""
+    exported, expected = [tmp_path / f"exported {seed}" for seed in (0, 1)], list[dict[str, bytes]]()
+    for seed, directory in enumerate(exported):
+        config = backend_config(save(tmp_path / f"base {seed}", model, seed))
+        trainer = Backend(config, SingleProcess(device=torch.device("cpu")))
+        expected.append({name: tensor.numpy().tobytes() for name, tensor in trainer.export_weights()})
+        trainer.save(directory, state={}, has_optimizer=False)
+        trainer.close()
+    assert expected[0] != expected[1]
+    with hosted_engine("vllm", model=str(exported[0]), max_model_len=MAX_MODEL_LEN, max_num_seqs=8) as engine:
+        harness = Harness(engine, exported)
+        for checkpoint, tensors in enumerate(expected):
+            assert {name: tensor.numpy().tobytes() for name, tensor in harness.weights(checkpoint)} == tensors
+        for checkpoint in (0, 1, 0):  # loaded, and of two syncs
+            if checkpoint != harness.serving:
+                harness.sync(checkpoint)
+            held = {name: tensor.tobytes() for name, tensor in engine.tensors().items()}
+            assert held.keys() == expected[checkpoint].keys()
+            assert not [name for name in held if held[name] != expected[checkpoint][name]]
         harness.sender.close()
 
 

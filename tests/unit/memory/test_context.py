@@ -1,13 +1,14 @@
 """Test what the forecast takes context parallelism to change."""
 
+from dataclasses import replace
+
 from transformers import LlamaConfig
 
 from coati_rl.config.cli import parse
 from coati_rl.memory.activations import MicroBatchSize
-from coati_rl.memory.context import GATHERED_ELEMENTS, context_share, gathered_key_bytes
+from coati_rl.memory.context import context_share, gathered_key_bytes
 from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.run_memory import Machine, RunModels, trainer_memory
-from consumer.models import context_attention
 
 MODEL = LlamaConfig(
     vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=8, head_dim=8,
@@ -22,12 +23,12 @@ def test_a_rank_has_its_share_of_the_tokens_and_keeps_no_keys_of_paths():
 
 
 def test_gathered_keys_are_those_of_the_heads_that_are_gathered_at_a_time():
-    assert GATHERED_ELEMENTS == context_attention.GATHERED_ELEMENTS
     shape = model_shape(MODEL)
-    assert gathered_key_bytes(shape, SIZE, 1) == 0
-    assert gathered_key_bytes(shape, SIZE, 2) == 6 * 4 * 4 * 8192 * 8  # all 4 heads
+    assert gathered_key_bytes(shape, SIZE, 1, "cuda") == 0
+    assert gathered_key_bytes(shape, SIZE, 2, "cuda") == 6 * 4 * 4 * 8192 * 8  # all 4 heads
+    assert gathered_key_bytes(shape, replace(SIZE, tokens=16384), 2, "cpu") == 6 * 4 * 2 * 16384 * 8  # 2 of them
     long = MicroBatchSize(tokens=2**20, loss_tokens=1, longest=2**20)
-    assert gathered_key_bytes(shape, long, 2) == 6 * 4 * 1 * 2**20 * 8
+    assert gathered_key_bytes(shape, long, 2, "cuda") == 6 * 4 * 1 * 2**20 * 8
 
 
 def test_activations_of_two_ranks_that_share_rows_are_half():

@@ -5,7 +5,7 @@ import re
 import make_gpu_plans as plans
 import pytest
 import yaml
-from transformers import PretrainedConfig
+from transformers import MixtralConfig, PretrainedConfig
 
 from coati_rl.config.cli import parse, parse_job
 from coati_rl.config.commands import OFFLINE
@@ -16,6 +16,8 @@ from coati_rl.preflight.layout_choice import with_choices
 
 GIB = 2**30
 OF_EXPERIMENT = "-g 8 -mpt 1024 -mnt 4096"
+MIXTRAL = "Mixtral-8x22B"
+OF_8X22B = {"hidden_size": 6144, "intermediate_size": 16384, "num_hidden_layers": 56, "num_attention_heads": 48}
 SPLITS = {8: (4, 4, 1), 16: (8, 4, 2), 64: (32, 8, 4)}  # GPUs: trainers, engines, ranks of an engine
 
 
@@ -30,7 +32,7 @@ def run_of(flags: str, num_gpus: int = 8):
 def chosen(flags: str, *, model: str = "Qwen2.5-7B", num_gpus: int = 8, gpu_gib: int | None = 80):
     """Return the config with what was chosen, and the plan's line; empty if there is none."""
     config, given = run_of(flags, num_gpus)
-    hf_config = plans.hf_config_of(model)
+    hf_config = MixtralConfig(**OF_8X22B) if model == MIXTRAL else plans.hf_config_of(model)
     config, lines = with_choices(
         config,
         hf_config,
@@ -113,24 +115,32 @@ def test_the_fastest_layout_that_fits_is_taken(flags, model, expected):
     assert layout(config) == expected
 
 
-def test_matrices_are_cut_only_where_no_sharding_fits_whatever_the_budget():
-    long = "-mnt 130000 -kl 0"
-    config, line = chosen(long, model="Qwen2.5-7B", num_gpus=16)
-    assert layout(config)["tensor_parallel_size"] in (2, 4, 8)
-    assert "(-zero 1 needs" in line
+def test_rows_are_shared_where_one_sample_fits_no_trainer_by_as_few_as_it_takes():
+    config, line = chosen("-mnt 130000 -kl 0", model="Qwen2.5-7B", num_gpus=16)
+    assert layout(config) == {"plugin": "fsdp2", "context_parallel_size": 2}
+    assert "--plugin fsdp2 --context-parallel 2 " in line and "(-zero 1 needs" in line
 
 
-def test_the_parts_of_matrices_are_sharded_where_neither_alone_fits():
-    config, line = chosen("-mnt 30000 -kl 0", model="Qwen2.5-32B", num_gpus=16, gpu_gib=94)
+def test_the_parts_of_matrices_are_sharded_where_neither_alone_fits_and_rows_stay_whole():
+    config, line = chosen("-mnt 30000 -kl 0 --context-parallel 1", model="Qwen2.5-32B", num_gpus=16, gpu_gib=94)
     assert layout(config) == {"plugin": "fsdp2", "tensor_parallel_size": 4}
     assert "chosen                  --plugin fsdp2 -tp 4 " in line
+
+
+def test_experts_are_shared_out_where_a_whole_layer_of_them_cannot_be_gathered():
+    config, line = chosen("-kl 0", model=MIXTRAL, num_gpus=64)
+    assert layout(config) == {"plugin": "fsdp2", "expert_parallel_size": 4}
+    assert "--plugin fsdp2 --expert-parallel 4 " in line
+    assert layout(chosen("-kl 0", model=MIXTRAL, num_gpus=64, gpu_gib=180)[0]) == {"plugin": "fsdp2"}
 
 
 def test_a_budget_that_was_not_given_is_lowered_before_memory_is_used_up_and_one_that_was_stays():
     config, line = chosen("", model="Qwen2.5-72B", num_gpus=64)
     tokens = config.parallel.max_tokens_per_microbatch
     assert 5120 <= tokens < 16384 and f" --max-tokens-per-microbatch {tokens} " in line
-    config, line = chosen("--max-tokens-per-microbatch 16384 -kl 0", model="Qwen2.5-72B", num_gpus=64)
+    config, line = chosen(
+        "--max-tokens-per-microbatch 16384 -kl 0 --context-parallel 1", model="Qwen2.5-72B", num_gpus=64
+    )
     assert config.parallel.max_tokens_per_microbatch == 16384 and "that fits GPUs of 80.0 GiB (" in line
 
 
@@ -161,6 +171,7 @@ def test_an_architecture_that_is_not_counted_and_a_cpu_keep_the_defaults(device)
     ("before", "expected"),
     [
         ({"num_trainers": 4, "tensor_parallel_size": 2}, {"tensor_parallel_size": 2}),  # as many: dp stays
+        ({"num_trainers": 4, "context_parallel_size": 2}, {"context_parallel_size": 2}),
         ({"num_trainers": 4}, {}),  # a run that wrote none had a plain one
         ({"num_trainers": 4, "tensor_parallel_size": 3}, {"zero_stage": 1}),  # which does not divide the heads
         ({"num_trainers": 2, "tensor_parallel_size": 2}, {"zero_stage": 1}),

@@ -190,7 +190,7 @@ def test_every_layout_replays_them(model_root: Path, ranks: Any, trial: Replayed
 @pytest.mark.parametrize("trial", ROUNDED, ids=lambda each: each.name)
 def test_experts_step_in_bfloat16_as_plain_training_does(model_root: Path, ranks: Any, trial: Replayed) -> None:
     right = plain_of(trial, model_root)
-    start = dict(plain_model(model_root / trial.model).named_parameters())
+    start = plain_model(model_root / trial.model).state_dict()
     end = stepped(model_root / trial.model, right["gradients"])
     held = set[str]()
     for each in ranks()[trial]:

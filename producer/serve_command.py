@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from fastapi import FastAPI, Request
 
-from coati_rl.config.engine_rules import check_engine_device
+from coati_rl.config.engine_rules import check_engine_device, check_experts
 from coati_rl.config.needs import need_problems
 from coati_rl.config.serve import ServeConfig
 from coati_rl.errors import ConfigError
@@ -71,6 +71,7 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
     uses: tuple[Use, ...] = () if engine.backend == "fake" else ("sampled",)
     hf_config, of_files = checked_model_config(weights.base, *uses, precision=precision)
     length = _max_model_len(engine.max_model_len, getattr(hf_config, "max_position_embeddings", None))
+    check_experts(hf_config, device, backend=engine.backend, adapters="--adapter" if weights.adapters else None)
     check_engine_device(engine, device, max_model_len=length, max_num_seqs=engine.max_sequences)
     tokenizer = load_tokenizer(weights.tokenizer, needs_chat_template=False)
     language = Language(tokenizer, ChatTemplate(tokenizer), tool_format_or_none(tokenizer, engine.tool_format))

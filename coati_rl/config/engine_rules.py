@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 from coati_rl.config.config import Config
+from coati_rl.config.model import ROUTED
 from coati_rl.config.named_values import named_values
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.server_rules import join_problems, server_problems
@@ -113,6 +114,29 @@ def check_engine_device(settings: EngineFlags, device: Device, *, max_model_len:
         raise ConfigError(
             f"--block-size {settings.block_size}: on the CPU vLLM takes multiples of 32; "
             f"use {-(-settings.block_size // 32) * 32}"
+        )
+
+
+def check_experts(hf_config: Any, device: Device, *, backend: str, adapters: str | None = None) -> None:
+    """Raise ConfigError for a mixture of experts that vLLM does not compute on the CPU.
+
+    Args:
+        hf_config: of the model.
+        device: of the engine.
+        backend: of the engine.
+        adapters: flag that gives the engine adapters, beside which vLLM computes experts by Triton's kernels alone.
+    """
+    architecture = hf_config.model_type
+    if device != "cpu" or backend != "vllm" or architecture not in ROUTED:
+        return
+    if architecture == "deepseek_v2":
+        raise ConfigError(
+            f"-b vllm: on the CPU vLLM does not compute the attention of a {architecture}; use -b transformers"
+        )
+    if adapters is not None:
+        raise ConfigError(
+            f"{adapters}: on the CPU vLLM computes no adapters beside the experts of a {architecture}; merge them "
+            "(--lora-sync merged, coati-rl merge)"
         )
 
 

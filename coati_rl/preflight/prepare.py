@@ -12,7 +12,7 @@ from coati_rl.config import Config
 from coati_rl.config.algorithm_rules import algorithm_warnings
 from coati_rl.config.control_rules import check_reference
 from coati_rl.config.distillation_rules import distillation_warnings
-from coati_rl.config.engine_rules import check_engines, check_width, engine_warnings
+from coati_rl.config.engine_rules import check_engines, check_experts, check_width, engine_warnings
 from coati_rl.config.environment_rules import environment_warnings
 from coati_rl.config.plan import Plan, make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
@@ -120,7 +120,9 @@ class RunPreparation(Preparation[Config, RunRows, RunInputs, Prepared]):
             yield OtherModel(flag="--critic-model", field="critic_model", name=start, use="valued")
 
     def completed(self, config: Config, hf_config: Any, device: Device) -> Config:
-        """Give syncs time for the model's size, and refuse a reference that its precision would keep from moving."""
+        """Give syncs time for the model's size; refuse a reference that cannot move, and experts that vLLM lacks."""
+        adapters = "--lora-sync adapter" if config.lora.lora_sync == "adapter" else None
+        check_experts(hf_config, device, backend=config.sampling.backend, adapters=adapters)
         check_reference(config, resolve_precision(config, device))
         return with_sync_timeout(config, update_bytes(config, hf_config, device))
 

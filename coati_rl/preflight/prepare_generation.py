@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import xxhash
 
-from coati_rl.config.engine_rules import check_engine_device, sequences_at_a_time
+from coati_rl.config.engine_rules import check_engine_device, check_experts, sequences_at_a_time
 from coati_rl.config.fields import role_of
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.plan import resolve_precision
@@ -107,6 +107,7 @@ def prepare_generation(
     uses: tuple[Use, ...] = () if config.sampling.backend == "fake" else ("sampled",)
     hf_config, of_files = checked_model_config(model, *uses, precision=resolve_precision(run, device))
     check_length(run, hf_config)
+    check_experts(hf_config, device, backend=run.sampling.backend)
     data = config.data
     tokenizer = load_run_tokenizer(model, data, needs_chat_template=data.input_template is None)
     if writes_date(tokenizer):

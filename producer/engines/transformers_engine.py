@@ -1,7 +1,8 @@
 """Implement GenerationEngine with plain transformers: slower than vLLM, but for all architectures of transformers.
 
 In: requests as token ids. Out: completions with the log-probabilities of the processed distribution. Up to
-max_num_seqs samples are decoded as one batch to the end, before the next batch begins.
+max_num_seqs samples are decoded as one batch to the end, before the next batch begins. A request's samples are decoded
+together: where max_num_seqs is their number, a request is a batch of its own, and its bits do not depend on others.
 """
 
 import time
@@ -72,7 +73,7 @@ class _TransformersCore:
         self.identities: tuple[str, ...] = ()
         self._eos_token_ids: frozenset[int] = frozenset()
         self._stored: dict[str, StoredParameter] = {}  # what updates hold of each parameter, by its name
-        self._queue: deque[Row] = deque()
+        self._queue: deque[list[Row]] = deque()  # samples of a request, max_num_seqs at most
         self._batch: DecodingBatch | None = None
         self._shapes: dict[str, torch.Size] = {}  # of the parameters, while they are asleep
         self._unfinished: dict[str, tuple[GenerationRequest, list[Row]]] = {}
@@ -119,7 +120,8 @@ class _TransformersCore:
             )
             for index in range(request.num_samples)
         ]
-        self._queue.extend(rows)
+        size = self._max_num_seqs
+        self._queue.extend(rows[start : start + size] for start in range(0, len(rows), size))
         self._unfinished[request.request_id] = (request, rows)
 
     def abort(self, request_id: str) -> GenerationResult | None:
@@ -127,7 +129,7 @@ class _TransformersCore:
             return None
         for row in self._unfinished[request_id][1]:
             row.finish_reason = row.finish_reason or "abort"
-        self._queue = deque(row for row in self._queue if row.finish_reason is None)
+        self._queue = deque(rows for rows in self._queue if rows[0].finish_reason is None)
         if self._batch is not None:
             self._batch.drop_finished()
             if self._batch.is_done():
@@ -139,7 +141,9 @@ class _TransformersCore:
 
     def step(self) -> list[GenerationResult]:
         if self._batch is None:
-            rows = [self._queue.popleft() for _ in range(min(self._max_num_seqs, len(self._queue)))]
+            rows = self._queue.popleft()
+            while self._queue and len(rows) + len(self._queue[0]) <= self._max_num_seqs:
+                rows += self._queue.popleft()
             self._batch = DecodingBatch(
                 self._model,
                 rows,

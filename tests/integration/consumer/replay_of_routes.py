@@ -19,7 +19,7 @@ from tests.integration.consumer.gradient_matrix import CASES
 from tests.integration.consumer.gradient_process import StepRecorder, take_step
 from tests.integration.consumer.samples import Sample, plain_model, samples_near, scale_of, to_mini_batch
 from tests.integration.consumer.shared_samples import converted_sample
-from tests.integration.consumer.trainer import make_trainer
+from tests.integration.consumer.trainer import make_trainer, whole_tensors
 
 CPU = torch.device("cpu")
 UNKNOWN_SHARE = 0.2
@@ -36,20 +36,26 @@ class Replayed(NamedTuple):
     mode: str = "rollout"
     recomputes: bool = False
     coeff: float = 0.0
+    precision: str = "fp32"
+
+    @property
+    def unknown_share(self) -> float:
+        """Routers that round choose otherwise: in bfloat16 all routes are known."""
+        return UNKNOWN_SHARE if self.precision == "fp32" else 0.0
 
     @property
     def name(self) -> str:
         return "-".join(map(str, self))
 
 
-def routes_for(config: Any, token_ids: np.ndarray) -> np.ndarray:
-    """uint8[T, D, K] that tokens and layer decide alone, so that a shared prefix has the same; a fifth is unknown."""
+def routes_for(config: Any, token_ids: np.ndarray, unknown_share: float) -> np.ndarray:
+    """uint8[T, D, K] that tokens and layer decide alone, so that a shared prefix has the same."""
     num_experts = getattr(config, "num_experts", None) or config.num_local_experts
     routes = unknown_routes(len(token_ids), (config.num_hidden_layers, config.num_experts_per_tok), np.dtype(np.uint8))
     for place in range(len(token_ids)):
         for layer in range(config.num_hidden_layers):
             rng = np.random.default_rng([layer, *token_ids[: place + 1].tolist()])
-            if rng.random() > UNKNOWN_SHARE:
+            if rng.random() >= unknown_share:
                 routes[place, layer] = rng.choice(num_experts, config.num_experts_per_tok, replace=False)
     return routes
 
@@ -58,10 +64,10 @@ def samples_of(model_dir: Path) -> tuple[Sample, ...]:
     return samples_near(model_dir, 0, recomputes_old=CASE.recomputes_old, kind=CASE.kind)
 
 
-def with_routes(sample: Sample, number: int, config: Any) -> PackageSample:
+def with_routes(sample: Sample, number: int, config: Any, unknown_share: float) -> PackageSample:
     converted = converted_sample(sample, number, CASE.aggregation)
     fields = {name: getattr(converted, name) for name in ("uid", "prefix_ids", "token_ids", "loss_mask", "arrays")}
-    routes = routes_for(config, sample.token_ids)
+    routes = routes_for(config, sample.token_ids, unknown_share)
     routes[-1] = unknown_routes(1, routes.shape[1:], routes.dtype)  # the last token passes no engine
     return PackageSample(number=number, routes=routes, **fields)
 
@@ -72,11 +78,12 @@ def take_replayed(rank: int, out_dir: Path, model_root: Path, trials: list[Repla
 
 
 def replayed(trial: Replayed, model_dir: Path) -> dict[str, Any]:
-    """Gradients and metrics of a step, and this rank's scores before it."""
+    """Gradients, metrics and float32 weights of a step, and this rank's scores before it."""
     settings = {
         "balancing_coeff": trial.coeff,
         "router_replay": trial.mode,
         "reference_dir": reference_of(model_dir),
+        "precision": trial.precision,
         "gradient_checkpointing": trial.recomputes,
     }
     if dist.is_initialized():
@@ -85,7 +92,7 @@ def replayed(trial: Replayed, model_dir: Path) -> dict[str, Any]:
         backend = Backend(backend_config(model_dir, **settings), SingleProcess(device=CPU))
     samples, config = samples_of(model_dir), plain_model(model_dir).config
     ranks = pack(
-        [with_routes(sample, number, config) for number, sample in enumerate(samples)],
+        [with_routes(sample, number, config, trial.unknown_share) for number, sample in enumerate(samples)],
         max_samples=3,
         num_ranks=backend.layout.num_data_ranks,
         shares_prefixes=trial.shared,
@@ -98,6 +105,7 @@ def replayed(trial: Replayed, model_dir: Path) -> dict[str, Any]:
     take_step(recorder, CASE, [to_mini_batch(own, step=0, scale=scale_of(samples, CASE.aggregation))])
     parameters = backend.policy.parameters
     gradients = {name: parameters.full_state(name, each) for name, each in recorder.taken["gradients"].items()}
+    masters = whole_tensors(backend, backend.policy.masters())
     metrics = backend.router_metrics()
     backend.close()
-    return {"gradients": gradients, "metrics": metrics, "scores": scores}
+    return {"gradients": gradients, "masters": masters, "metrics": metrics, "scores": scores}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from coati_rl.config.cli import parse
-from coati_rl.config.engine_rules import check_engine_device, check_engines, check_width, engine_warnings
+from coati_rl.config.engine_rules import check_engine_device, check_engines, check_experts, check_width, engine_warnings
 from coati_rl.config.named_values import named_values
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
@@ -94,6 +94,22 @@ def test_a_step_of_the_engine_has_a_token_of_each_sample_and_of_a_probe(device):
         "weights; use 65 or more, or --max-num-seqs 63"
     )
     check_engines(config.with_changes(max_num_seqs=63), device)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "flag", "message"),
+    [
+        ("deepseek_v2", None, "-b vllm: on the CPU vLLM does not compute the attention of a deepseek_v2; use -b tr"),
+        ("qwen3_moe", "--adapter", "--adapter: on the CPU vLLM computes no adapters beside the experts of a qwen3_moe"),
+    ],
+)
+def test_experts_that_vllm_does_not_compute_on_the_cpu_are_refused_there_alone(model_type, flag, message):
+    experts = SimpleNamespace(model_type=model_type)
+    assert refusal(check_experts, experts, "cpu", backend="vllm", adapters=flag).startswith(message)
+    check_experts(experts, "cuda", backend="vllm", adapters=flag)
+    check_experts(experts, "cpu", backend="transformers")
+    check_experts(SimpleNamespace(model_type="mixtral"), "cpu", backend="vllm")
+    check_experts(SimpleNamespace(model_type="qwen3"), "cpu", backend="vllm", adapters="--lora-sync adapter")
 
 
 def test_the_cache_is_sized_by_bytes_on_the_cpu_alone():

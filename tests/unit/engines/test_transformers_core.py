@@ -20,10 +20,10 @@ def core(model_dir):
     return core
 
 
-def add(core, *, num_samples=1, seed=0, temperature=1.0, max_new_tokens=12):
+def add(core, *, num_samples=1, seed=0, temperature=1.0, max_new_tokens=12, prompt=PROMPT):
     sampling = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
     request = GenerationRequest(
-        request_id=f"{seed}", token_ids=PROMPT, num_samples=num_samples, sampling=sampling, min_policy_version=0
+        request_id=f"{seed}", token_ids=prompt, num_samples=num_samples, sampling=sampling, min_policy_version=0
     )
     core.add(request, None)
 
@@ -65,20 +65,41 @@ def test_after_a_commit_running_samples_go_on_under_the_new_weights_alone(core, 
         torch.testing.assert_close(torch.tensor(sample.logprobs[3:]), expected[3:], rtol=0, atol=1e-5)
 
 
+def test_a_request_as_large_as_a_batch_has_the_same_bits_whatever_else_has_arrived(core):
+    def bits(samples):
+        return [(sample.token_ids.tolist(), sample.logprobs.tolist()) for sample in samples]
+
+    add(core, num_samples=8, seed=20)
+    alone = bits(finish(core))
+    add(core, num_samples=3, seed=40, prompt=PROMPT * 5)
+    add(core, num_samples=8, seed=20)  # any eight samples at a time would be five of these beside longer ones
+    add(core, num_samples=5, seed=60)
+    found = {}
+    while core.num_running():
+        found |= {result.request_id: bits(result.completions) for result in core.step()}
+    assert found["20"] == alone
+    assert found.keys() == {"20", "40", "60"}
+
+
 def test_an_aborted_request_keeps_its_tokens_and_the_others_go_on_as_if_alone(core):
     add(core, num_samples=2, seed=3)
     alone = [sample.token_ids.tolist() for sample in finish(core)]
     add(core, num_samples=2, seed=3)
     add(core, num_samples=3, seed=100)
-    add(core, num_samples=9, seed=70)  # more than are decoded at a time: some have no token yet
+    add(core, num_samples=9, seed=70)  # has no place beside the others
     for _ in range(4):
         core.step()
     partial = [core.abort(name).completions for name in ("100", "70")]
     lengths = [[len(sample.token_ids) for sample in samples] for samples in partial]
     assert [{sample.finish_reason for sample in samples} for samples in partial] == [{"abort"}, {"abort"}]
-    assert lengths == [[4] * 3, [4] * 3 + [0] * 6]
+    assert lengths == [[4] * 3, [0] * 9]
     assert core.abort("100") is None
     assert [sample.token_ids.tolist() for sample in finish(core)] == alone
+    assert core.num_running() == 0
+    add(core, num_samples=9, seed=70)  # more than are decoded at a time: one has no token yet
+    for _ in range(4):
+        core.step()
+    assert [len(sample.token_ids) for sample in core.abort("70").completions] == [4] * 8 + [0]
     assert core.num_running() == 0
 
 

@@ -79,7 +79,7 @@ def test_room_that_does_not_come_ends_the_transfer_at_its_deadline_with_the_reme
     owner = ShmSegment(group, "0", 2**20)
     owner.create()
     owner.remove_name()
-    with pytest.raises(TransferTimeoutError, match=r"has 0 bytes available; 1048576 are needed.* not done within 0.1 s"):
+    with pytest.raises(TransferTimeoutError, match=r"has 0 bytes available; 1048576 are needed.* not done within"):
         owner.map(is_owner=True, deadline=Deadline(0.1), what="mapping")
 
 

@@ -4,7 +4,7 @@ import logging
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from coati_rl.processes.actor_classes import ActorClasses
 from coati_rl.processes.actor_process import LOG_FORMAT
 from coati_rl.processes.exit_messages import RunNote, command_here, write_note
 from coati_rl.processes.interrupts import recorded_interrupts
-from coati_rl.processes.join_address import check_join_address, join_url, write_token
+from coati_rl.processes.join_address import check_join_address, join_port_held, join_url, write_token
 from coati_rl.processes.run_dir import RunPaths, checkpoint_bytes, locked, make_run_dir
 from coati_rl.processes.shared_memory import family, unlink_mapped
 
@@ -63,6 +63,7 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
             merged_at_exit(paths.run_dir),  # after all writers have ended
             closing(Timeline(paths.run_dir / "timeline", "driver", has_descendants=False)) as timeline,
             _display(prepared, paths) as display,
+            _join_port_held(config),
             _place_of(prepared)(prepared, paths, classes, scratch=scratch, on_status=display.show_wait) as make_actors,
         ):
             display.print_line(f"run directory {paths.run_dir}")
@@ -135,6 +136,13 @@ def _check_addresses(config: TrainingConfig) -> None:
         _check_port(config.cluster.master_port)
     if isinstance(config, Config) and config.join_port is not None:
         check_join_address(config.parallel)
+
+
+def _join_port_held(config: TrainingConfig) -> AbstractContextManager[None]:
+    """Hold --join-port; not in a cluster that runs, whose workers may be another user's and could not share it."""
+    if isinstance(config, Config) and config.join_port is not None and not config.cluster.master_address:
+        return join_port_held(config.parallel)
+    return nullcontext()
 
 
 def _offer_joining(config: TrainingConfig, paths: RunPaths, display: ProgressDisplay) -> None:

@@ -14,10 +14,15 @@ _GRACE_S = 2  # for replies at the end
 _KEEP_ALIVE_S = 75
 
 
-def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """Open a listening socket; port 0 picks a free one. Raises: OSError."""
+def listen(host: str = "127.0.0.1", port: int = 0, *, is_shared: bool = False) -> socket.socket:
+    """Open a listening socket; port 0 picks a free one.
+
+    Args:
+        is_shared: another process of this user may have bound the port, as `join_port_held` does.
+    Raises: OSError.
+    """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    return socket.create_server(address[:2], family=family, backlog=_BACKLOG, reuse_port=is_shared)
 
 
 def listen_as_told(host: str, port: int) -> socket.socket:

@@ -4,7 +4,10 @@ import os
 import secrets
 import socket
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from coati_rl.config.parallel import ParallelConfig
 from coati_rl.disk import disk_errors
@@ -25,10 +28,8 @@ def check_join_address(parallel: ParallelConfig) -> None:
     """Raise ConfigError if the run cannot listen there, or has no certificate to show, before anything starts."""
     where = f"--join-host {parallel.join_host} --join-port {parallel.join_port}"
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            parallel.join_host, parallel.join_port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.create_server(address[:2], family=family):
+        family, address = _resolved(parallel)
+        with socket.create_server(address, family=family):
             pass
     except OSError as error:
         raise ConfigError(f"{where}: cannot listen there: {error.strerror or error}; use another one") from error
@@ -43,6 +44,28 @@ def check_join_address(parallel: ParallelConfig) -> None:
                 "PEM files, of a certificate and of its key without a password"
             ) from error
     token_from(os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(), TOKEN_VARIABLE)
+
+
+@contextmanager
+def join_port_held(parallel: ParallelConfig) -> Iterator[None]:
+    """Keep other programs from the port while the run starts, until its server listens there, and after.
+
+    A socket that is bound and does not listen: the port is not among those that the system chooses, and only a socket
+    of the same user that asks to share it (SO_REUSEPORT) can be bound there.
+    """
+    family, address = _resolved(parallel)
+    with socket.socket(family) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with suppress(OSError):  # remains of connections of an earlier run, which a listener may ignore
+            holder.bind(address)
+        yield
+
+
+def _resolved(parallel: ParallelConfig) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    family, _, _, _, address = socket.getaddrinfo(
+        parallel.join_host, parallel.join_port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    return family, address[:2]
 
 
 def write_token(run_dir: Path) -> Path:

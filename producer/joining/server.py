@@ -56,7 +56,7 @@ class JoinServer:
         self._pool = ThreadPoolExecutor(_THREADS)
         parallel = config.parallel
         tls = {"ssl_certfile": parallel.join_cert, "ssl_keyfile": parallel.join_key} if parallel.join_cert else {}
-        listener = listen(parallel.join_host, parallel.join_port or 0)
+        listener = listen(parallel.join_host, parallel.join_port or 0, is_shared=True)
         self._server = ServerThread(self._app(), listener, **tls)
 
     def url(self) -> str:

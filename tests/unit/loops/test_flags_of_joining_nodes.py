@@ -8,7 +8,8 @@ from coati_rl.config.rules import check
 from coati_rl.driver import supervisor
 from coati_rl.driver.supervisor import Supervisor
 from coati_rl.errors import ConfigError
-from coati_rl.processes.join_address import check_join_address, join_url
+from coati_rl.processes.http_server import listen
+from coati_rl.processes.join_address import check_join_address, join_port_held, join_url
 from tests.unit.driver.fake_actor_group import FakeActorGroup, FakeMember
 
 
@@ -94,6 +95,22 @@ def test_join_port__what_joined_and_is_lost_is_not_replaced():
 def test_join_host__is_where_the_run_listens(config_with):
     config = config_with(join_port=18443, join_host="localhost")
     assert join_url(config.parallel) == "http://localhost:18443"
+
+
+def test_join_port__is_the_runs_from_before_ray_starts_until_its_server_listens(config_with):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = config_with(join_port=port)
+    check_join_address(config.parallel)
+    with join_port_held(config.parallel):
+        with pytest.raises(OSError, match="in use"):
+            listen("127.0.0.1", port)
+        with pytest.raises(ConfigError, match=f"--join-port {port}: cannot listen there: "):
+            check_join_address(config.parallel)  # of another run
+        with listen("127.0.0.1", port, is_shared=True) as server, socket.create_connection(("127.0.0.1", port)):
+            server.accept()[0].close()
+    with listen("127.0.0.1", port):
+        pass
 
 
 def test_join_cert__and_key_make_it_https_and_have_to_be_files_of_one(config_with, tmp_path):

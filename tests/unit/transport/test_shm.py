@@ -2,11 +2,12 @@
 
 import os
 import stat
+import time
 
 import pytest
 import torch
 
-from coati_rl.errors import TransferError
+from coati_rl.errors import TransferError, TransferTimeoutError
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.shm import SHM_DIRECTORY, ShmSegment
 
@@ -44,6 +45,42 @@ def test_a_size_that_does_not_fit_is_refused_with_both_sizes_and_the_remedy(grou
     message = rf"/dev/shm has \d+ bytes available; {2**50} are needed.*--shm-size.*--weight-transport gloo"
     with pytest.raises(TransferError, match=message):
         owner.map(is_owner=True, deadline=Deadline(10.0), what="mapping")
+
+
+@pytest.fixture
+def full_until(monkeypatch):
+    """Let a file system say that it has no room until it has been asked so often."""
+
+    def make(num_looks):
+        looks = iter(range(num_looks))
+        real = os.fstatvfs
+
+        def fstatvfs(descriptor):
+            found = real(descriptor)
+            return found if next(looks, None) is None else os.statvfs_result([*found[:4], 0, *found[5:]])
+
+        monkeypatch.setattr(os, "fstatvfs", fstatvfs)
+
+    return make
+
+
+def test_room_that_others_take_for_a_while_is_waited_for(group, full_until):
+    full_until(2)
+    owner = ShmSegment(group, "0", 2**20)
+    owner.create()
+    owner.remove_name()
+    begin = time.monotonic()
+    assert owner.map(is_owner=True, deadline=Deadline(10.0), what="mapping").numel() == 2**20
+    assert time.monotonic() - begin >= 0.1, "two waits of 0.05 s"
+
+
+def test_room_that_does_not_come_ends_the_transfer_at_its_deadline_with_the_remedy(group, full_until):
+    full_until(10**6)
+    owner = ShmSegment(group, "0", 2**20)
+    owner.create()
+    owner.remove_name()
+    with pytest.raises(TransferTimeoutError, match=r"has 0 bytes available; 1048576 are needed.* not done within"):
+        owner.map(is_owner=True, deadline=Deadline(0.1), what="mapping")
 
 
 def test_another_node_or_user_is_told_what_to_choose(group):

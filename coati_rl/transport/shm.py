@@ -6,20 +6,18 @@ transfer only if all members are killed at once between its creation and its ope
 
 import mmap
 import os
-import time
 import warnings
 from contextlib import suppress
-from errno import ENOSPC
 from io import FileIO
 from pathlib import Path
 
 import torch
 
 from coati_rl.errors import TransferError
+from coati_rl.transport.allocation import allocate
 from coati_rl.transport.deadline import Deadline
 
 SHM_DIRECTORY = Path("/dev/shm")
-_STEP_BYTES = 64 * 2**20  # allocated between two checks of the deadline
 
 
 class ShmSegment:
@@ -83,32 +81,12 @@ class ShmSegment:
         """Do nothing: the byte that announces a bucket is sent through the kernel after the bucket was written."""
 
     def _allocate(self, descriptor: int, deadline: Deadline, what: str) -> None:
-        """Allocate the memory now: a page that is missing later would be a SIGBUS instead of an error.
-
-        Room that is missing now is waited for until the deadline; a file system that is too small has none later.
-        """
-        allocated = 0
-        while allocated < self._num_bytes:
-            file_system = os.fstatvfs(descriptor)
-            available, size = (n * file_system.f_frsize for n in (file_system.f_bavail, file_system.f_blocks))
-            has_room = available >= self._num_bytes - allocated
-            lack = "" if has_room else f": {os.strerror(ENOSPC)}: " + self._needed(available)
-            if self._num_bytes > size:
-                raise TransferError(what + lack)
-            deadline.check(what + lack)
-            if has_room:
-                step = min(_STEP_BYTES, self._num_bytes - allocated)
-                try:
-                    os.posix_fallocate(descriptor, allocated, step)
-                    allocated += step
-                    continue
-                except OSError as error:
-                    if error.errno != ENOSPC:  # else others were faster
-                        raise TransferError(f"{what}: {error.strerror}: {self._needed(available)}") from error
-            time.sleep(deadline.slice_s())
-
-    def _needed(self, available: int) -> str:
-        return (
-            f"{SHM_DIRECTORY} has {available} bytes available; {self._num_bytes} are needed, and as much again for the "
-            "next update: enlarge it (docker run --shm-size) or choose --weight-transport gloo"
-        )
+        try:
+            allocate(descriptor, self._num_bytes, deadline=deadline, what=what)
+        except OSError as error:
+            free = os.fstatvfs(descriptor)
+            raise TransferError(
+                f"{what}: {error.strerror}: {SHM_DIRECTORY} has {free.f_bavail * free.f_frsize} bytes available; "
+                f"{self._num_bytes} are needed, and as much again for the next update: enlarge it "
+                "(docker run --shm-size) or choose --weight-transport gloo"
+            ) from error

@@ -12,9 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from coati_rl.errors import TransferError
+from coati_rl.transport.allocation import allocate
 from coati_rl.transport.deadline import Deadline
-
-_STEP_BYTES = 64 * 2**20  # allocated between two checks of the deadline
 
 
 class StagingMemory(Protocol):
@@ -99,9 +98,7 @@ class HostMemory:
             descriptor = os.open(own.path if own is not None else str(self._path), os.O_RDWR | os.O_CLOEXEC)
             try:
                 self._file = _identity(descriptor)
-                for offset in range(0, num_bytes, _STEP_BYTES):  # now: a page that is missing later would be a SIGBUS
-                    deadline.check(what)
-                    os.posix_fallocate(descriptor, offset, min(_STEP_BYTES, num_bytes - offset))
+                allocate(descriptor, num_bytes, deadline=deadline, what=what)
                 memory = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
             finally:
                 os.close(descriptor)

@@ -17,14 +17,14 @@ from coati_rl.config.sections import JobConfig
 
 _CUTS = "--top-k, --top-p, --min-p"
 _URL = "-b *://*"
-_CALLED = "--env, --tools, --mcp-server"
+_TOOLS = "--env, --tools, --mcp-server"
 _OWN_RATIO = "|".join((*LOSSES_OF_SEQUENCES, "*:*"))
 
 # One side, the other side, and why, with a remedy. A side is a flag that is not at its default, or that has one of the
 # values after it (VALUE|VALUE, with * and ?); of several flags one will do. {left} and {right} are the flags of a side
 # with their defaults.
 CONFLICTS = (
-    (_CALLED, "--agent-command", "the agent is the environment; leave one of them out"),
+    (_TOOLS, "--agent-command", "the agent is the environment; leave one of them out"),
     ("--tools, --mcp-server", "--env", "an environment of your own calls tools itself; leave one out"),
     ("--input-template", "--tools, --mcp-server, --env textarena:*", "its turns are messages, which a chat template "
      "writes; leave it out, or use --chat-template"),
@@ -65,7 +65,7 @@ CONFLICTS = (
     ("--partial-rollouts", "--n-behind 0", "no response is unfinished at the end of a rollout step there; use "
      "--n-behind 1 or more"),
     ("--partial-rollouts", "-b transformers", "it decodes a batch to its end; use -b vllm"),
-    ("--partial-rollouts", f"{_CALLED}, --agent-command", "its episodes hold their places while they wait for it; use "
+    ("--partial-rollouts", f"{_TOOLS}, --agent-command", "its episodes hold their places while they wait for it; use "
      "--inflight-update, under which their turns go on with new weights"),
     ("--weight-transport nccl|ipc", "--join-port", "the run's own end has no GPU; use auto, gloo or file"),
     ("--join-port, --max-producers", f"--colocate, {_URL}", "its engines are those of -i; leave {left} out"),

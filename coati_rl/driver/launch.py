@@ -66,10 +66,7 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
             _join_port_held(config),
             _place_of(prepared)(prepared, paths, classes, scratch=scratch, on_status=display.show_wait) as make_actors,
         ):
-            display.print_line(f"run directory {paths.run_dir}")
-            if prepared.resume is not None:
-                display.recall(events_in(paths.run_dir / METRICS, paths.evaluation))
-                _report_resumption(prepared.resume, display)
+            _introduce(prepared, paths, display)
             loading = LoadingLines(config)
             recorder = EventRecorder(
                 display=display,
@@ -79,7 +76,6 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
                 answers=_answers(config, paths, first_step),
                 run_dir=paths.run_dir,
             )
-            _offer_joining(config, paths, display)
             actors = make_actors()
             supervisor = Supervisor(
                 actors,
@@ -145,8 +141,13 @@ def _join_port_held(config: TrainingConfig) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _offer_joining(config: TrainingConfig, paths: RunPaths, display: ProgressDisplay) -> None:
-    """Write the token of --join-port, and print the command that takes it."""
+def _introduce(prepared: PreparedJob, paths: RunPaths, display: ProgressDisplay) -> None:
+    """Print where the run is, what it resumes, and the command that joins it, whose token is written."""
+    config = prepared.config
+    display.print_line(f"run directory {paths.run_dir}")
+    if prepared.resume is not None:
+        display.recall(events_in(paths.run_dir / METRICS, paths.evaluation))
+        _report_resumption(prepared.resume, display)
     if isinstance(config, Config) and config.join_port is not None:
         token = write_token(paths.run_dir)
         display.print_line(f"to join: coati-rl join {join_url(config.parallel)} --token-file {token}")

@@ -27,7 +27,7 @@ _LOAD_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wishes:
+class RequestExtras:
     """Say what a request wants beside its `SamplingParams`."""
 
     stop_ids: Collection[int]
@@ -70,7 +70,7 @@ class _Core(_VllmCore):
 
     def __init__(self, options: EngineOptions) -> None:
         super().__init__(options)
-        self.wishes: dict[str, Wishes] = {}  # by the request's id
+        self.extras: dict[str, RequestExtras] = {}  # by the request's id
         self.prompt_logprobs: dict[str, Any] = {}  # float32[P] in nats likewise, of those that want them; the first NaN
         self._num_adapters = 0  # so far
 
@@ -93,25 +93,25 @@ class _Core(_VllmCore):
 
     def forget(self, request_id: str) -> Any:
         """Forget what a request wants. Returns: its prompt's log-probabilities; None if it did not want them."""
-        self.wishes.pop(request_id, None)
+        self.extras.pop(request_id, None)
         return self.prompt_logprobs.pop(request_id, None)
 
     def add(self, request: GenerationRequest, stream: TokenStream | None) -> None:
-        if request.lora not in self._loras or request.request_id not in self.wishes:
+        if request.lora not in self._loras or request.request_id not in self.extras:
             raise RequestRefusedError("its adapter is not served any more, or it was cancelled")
         super().add(request, stream)
 
     def _sampling_arguments(self, request: GenerationRequest, stream: TokenStream | None) -> dict[str, Any]:
-        wishes = self.wishes[request.request_id]
+        extras = self.extras[request.request_id]
         return super()._sampling_arguments(request, stream) | {
-            "stop_token_ids": list(wishes.stop_ids),
-            "ignore_eos": not wishes.ends_at_eos,
-            "prompt_logprobs": 0 if wishes.prompt_logprobs else None,  # of the prompt's own tokens
+            "stop_token_ids": list(extras.stop_ids),
+            "ignore_eos": not extras.ends_at_eos,
+            "prompt_logprobs": 0 if extras.prompt_logprobs else None,  # of the prompt's own tokens
         }
 
     def _take(self, outputs: Sequence[Any]) -> Any:
         for output in outputs:
-            if output.prompt_logprobs is not None and output.request_id in self.wishes:
+            if output.prompt_logprobs is not None and output.request_id in self.extras:
                 logprobs = np.asarray([np.nan, *output.prompt_logprobs.logprobs], np.float32)
                 self.prompt_logprobs[output.request_id] = logprobs
         return super()._take(outputs)

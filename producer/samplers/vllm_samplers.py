@@ -28,7 +28,7 @@ from coati_rl.model_files.adapter_files import (
 from coati_rl.tinker.core import RequestError, SampledSequence, SampleRequest, SampleResult, check_prompt
 from coati_rl.types import Device, GenerationRequest, SamplingParams
 from producer.engines.options import EngineOptions
-from producer.engines.vllm_changing_adapters import MAX_RANK, ChangingAdapters, Wishes, changing_adapters
+from producer.engines.vllm_changing_adapters import MAX_RANK, ChangingAdapters, RequestExtras, changing_adapters
 from producer.served_weights import adapter_misfits
 
 _BASE = "base"  # name of the adapter that changes nothing
@@ -92,7 +92,7 @@ class VllmSamplers:
         self.check(request)
         asked = self._generation(request)
         name = asked.request_id
-        self._core.wishes[name] = Wishes(
+        self._core.extras[name] = RequestExtras(
             stop_ids=request.stop_ids or (),
             ends_at_eos=request.stop_ids is None and not request.stop_texts,
             prompt_logprobs=request.wants_prompt_logprobs,

@@ -123,6 +123,8 @@ def _give_back(options: argparse.Namespace) -> int:
     """Have the producers on this node give their prompts back and end. Returns: how many did, in time."""
     import ray
 
+    from coati_rl.runtime.waits import ready
+
     try:
         ray.init(address=options.address, log_to_driver=False, configure_logging=False)
         here = options.node_ip_address or str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
@@ -132,8 +134,7 @@ def _give_back(options: argparse.Namespace) -> int:
             if each["name"].startswith("producer-") and each["namespace"].startswith("coati-rl-"):
                 actor: Any = ray.get_actor(each["name"], namespace=each["namespace"])
                 asked.append(actor.leave.remote(here, options.grace_s))
-        done, _ = ray.wait(asked, num_returns=len(asked), timeout=options.grace_s) if asked else ([], [])
-        return sum(bool(_result(each)) for each in done)
+        return sum(bool(_result(each)) for each in ready(asked, timeout_s=options.grace_s))
     except (ConnectionError, RuntimeError, ValueError) as error:
         _say(f"the producers here could not be asked: {' '.join(str(error).split())}")
         return 0

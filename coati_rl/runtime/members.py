@@ -1,6 +1,5 @@
 """Place members of engines or trainers in Ray actors, and call them there."""
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from coati_rl.processes.actor_process import ActorContext, device_environment, e
 from coati_rl.runtime.cluster import actor_options
 from coati_rl.runtime.placement_manager import Reservation
 from coati_rl.runtime.remote import wait_for
+from coati_rl.runtime.waits import as_ready
 from coati_rl.types import Device
 
 CALL_TIMEOUT_S = 4 * 3600.0  # collectives and transfers in a call have shorter ones
@@ -90,11 +90,8 @@ class RemoteMembers:
 
     def _results(self, references: list[Any], method: str) -> list[Any]:
         """Wait for all results; the first error ends it, as the others may then wait for that member."""
-        results, waiting, deadline = dict[Any, Any](), [*references], time.monotonic() + CALL_TIMEOUT_S
-        while waiting:
-            ready, _ = ray.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
-            first = (ready or waiting)[0]
-            who = f"{self._name}-{references.index(first)}, asked to {method},"
-            results[first] = wait_for(first, who=who, timeout_s=max(1.0, deadline - time.monotonic()))
-            waiting.remove(first)
+        results = dict[Any, Any]()
+        for reference in as_ready(references, timeout_s=CALL_TIMEOUT_S):
+            who = f"{self._name}-{references.index(reference)}, asked to {method},"
+            results[reference] = wait_for(reference, who=who, timeout_s=1.0)
         return [results[reference] for reference in references]

@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from coati_rl.errors import ConfigError
 from coati_rl.memory.forecast import gib
 from coati_rl.processes.nvml import open_gpus
+from coati_rl.runtime.waits import ready
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +69,11 @@ def ask_nodes(node_ids: Sequence[str]) -> list[NodeGpus | None]:
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote()
         for node_id in node_ids
     ]
-    ready, late = ray.wait(references, num_returns=len(references), timeout=_ANSWER_S)
-    for reference in late:
-        ray.cancel(reference, force=True)
-    return [_result(reference) if reference in ready else None for reference in references]
+    answered = ready(references, timeout_s=_ANSWER_S)
+    for reference in references:
+        if reference not in answered:
+            ray.cancel(reference, force=True)
+    return [_result(reference) if reference in answered else None for reference in references]
 
 
 def _result(reference: Any) -> NodeGpus | None:

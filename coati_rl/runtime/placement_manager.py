@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.preflight.placement import ActorResources, ClusterNode, NodeAssignment, Request, assign_nodes, explain
+from coati_rl.runtime.waits import result
 from coati_rl.types import Device
 
 logger = logging.getLogger(__name__)
@@ -201,7 +202,7 @@ def _gpu_of(trainer: Reservation) -> int:
 
     options: dict[str, Any] = {"num_cpus": 0, "num_gpus": 1, "scheduling_strategy": trainer.strategy, "max_retries": 0}
     task: Any = ray.remote(number)
-    found: int = ray.get(task.options(**options).remote(), timeout=RESERVATION_TIMEOUT_S)
+    found: int = result(task.options(**options).remote(), timeout_s=RESERVATION_TIMEOUT_S)
     return found
 
 

@@ -9,6 +9,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from coati_rl.errors import PeerLostError
 from coati_rl.processes.hangs import HangTimeouts
 from coati_rl.processes.heartbeats import Heartbeat, Heartbeats, end_process, own_heartbeat
+from coati_rl.runtime.waits import ready
 
 
 def ray_heartbeats(timeouts: HangTimeouts) -> Heartbeats:
@@ -45,4 +46,4 @@ def _end_there(beat: Heartbeat) -> Callable[[float], object]:
     there = NodeAffinitySchedulingStrategy(beat.node_id, soft=False)
     task: Any = ray.remote(end_process).options(num_cpus=0, scheduling_strategy=there)
     reference = task.remote(beat.pid, beat.started_at)  # the node may be lost
-    return lambda timeout_s: ray.wait([reference], timeout=timeout_s)
+    return lambda timeout_s: ready([reference], timeout_s=timeout_s)

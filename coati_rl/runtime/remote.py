@@ -17,6 +17,7 @@ from coati_rl.batching.packed_group import PackedGroup
 from coati_rl.coordinator.run_status import RunStatus
 from coati_rl.errors import CoatiError, CoordinatorReplacedError, PeerLostError, RunError
 from coati_rl.runtime.joined_handle import producer_handle
+from coati_rl.runtime.waits import result
 from coati_rl.text import first_line
 from coati_rl.types import CommitResult
 from coati_rl.work import CommitReport, LeaseReply, ProbeReport, SyncReport, Wait, Work
@@ -32,7 +33,6 @@ COORDINATOR = "coordinator"  # name of its actor
 TAKEOVER_S = 60.0  # for another coordinator to take over from one that has ended
 _LOOK_S = 0.25  # between looks for it
 _FLUSH_GRACE_S = 5.0  # for the coordinator to answer, when the disk is slow or the run is ending
-_SLICE_S = 2.0  # of a wait: time for which the process is stopped counts as this much at most
 STAGING_GRACE_S = 10.0  # for a producer whose transfer has its own deadline; the other producers wait meanwhile
 
 
@@ -45,7 +45,7 @@ def wait_for(
         RunError for any other failure of the call.
     """
     try:
-        return _get(reference, timeout_s, meanwhile)
+        return result(reference, timeout_s=timeout_s, meanwhile=meanwhile)
     except GetTimeoutError as error:
         raise PeerLostError(f"{who} did not answer within {timeout_s:g} s") from error
     except RayActorError as error:
@@ -58,17 +58,6 @@ def wait_for(
         raise RunError(f"{who} failed: {type(cause).__name__}: {first_line(cause)}") from error
     except RayError as error:
         raise RunError(f"{who}: {first_line(error)}") from error
-
-
-def _get(reference: "ray.ObjectRef[Any]", timeout_s: float, meanwhile: Callable[[], None]) -> Any:
-    """Call `ray.get` with a deadline that does not count time for which this process is stopped (Ctrl-Z)."""
-    left_s = timeout_s
-    while left_s > _SLICE_S:
-        with suppress(GetTimeoutError):
-            return ray.get(reference, timeout=_SLICE_S)
-        meanwhile()
-        left_s -= _SLICE_S
-    return ray.get(reference, timeout=left_s)
 
 
 def _death_message(error: RayActorError) -> str:
@@ -261,5 +250,5 @@ class RemoteProducer:
         """See WeightReceiver."""
         reference: Any = self._handle.commit_weights.remote(policy_version, tuple(probe), timeout_s)
         # Includes time for the probe, which follows the commit.
-        result: CommitResult = wait_for(reference, who=self._name, timeout_s=timeout_s + 2 * ANSWER_S)
-        return result
+        committed: CommitResult = wait_for(reference, who=self._name, timeout_s=timeout_s + 2 * ANSWER_S)
+        return committed

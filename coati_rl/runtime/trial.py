@@ -8,6 +8,7 @@ import ray
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import RunError
 from coati_rl.runtime.cluster import ray_cluster
+from coati_rl.runtime.waits import result
 
 _CALL_S = 30.0
 
@@ -22,7 +23,7 @@ def try_ray(config: TrainingConfig, scratch: Path) -> tuple[str, bool]:
     Raises: ConfigError, RunError.
     """
     with ray_cluster(config, num_cpus=1, num_gpus=0, scratch=scratch):
-        pid = ray.get(ray.remote(num_cpus=0)(_process_id).remote(), timeout=_CALL_S)
+        pid = result(ray.remote(num_cpus=0)(_process_id).remote(), timeout_s=_CALL_S)
         if pid == os.getpid():
             raise RunError("Ray called a function in this process instead of one of its own")
         return str(ray.__version__), os.environ.get("RAY_AUTH_MODE") == "token"

@@ -24,6 +24,9 @@ from coati_rl.coordinator.state_json import References, from_json, to_json
 from coati_rl.types import Prompt, RolloutGroup
 from coati_rl.work import WorkList
 
+# Event that the driver records -> where it says its optimizer step, from 1.
+STEP_OF = {"step": "step", "evaluation": "step", "sync": "policy_version"}
+
 
 @dataclass(kw_only=True, slots=True)
 class Decided:
@@ -44,10 +47,7 @@ class LeftState:
 
 def read_left_state(directory: Path) -> LeftState | None:
     """Return the last state in a ledger; None if there is none. Raises: LedgerError."""
-    last = None
-    for record in read_ledger(directory):
-        last = record if record.kind == STATE else last
-    if last is None:
+    if (last := _last_state(directory)) is None:
         return None
     names, groups = set(last.fields["groups"]), dict[str, Record]()
     for record in read_ledger(directory):
@@ -56,6 +56,36 @@ def read_left_state(directory: Path) -> LeftState | None:
     if missing := names - groups.keys():
         raise LedgerError(f"{directory}: {min(missing)} is not in it, as it had reached --ledger-max-gb")
     return LeftState(values=json.loads(last.body), groups=groups)
+
+
+def unread_events(directory: Path, step: int) -> list[dict[str, Any]]:
+    """Return what a driver records of a run up to a checkpoint's step, and had not read when all processes ended.
+
+    The events of the last state in a ledger, in their order; none without a ledger. Raises: LedgerError.
+    """
+    if (last := _last_state(directory)) is None:
+        return []
+    try:
+        parts = dict(json.loads(last.body)["dict"])
+        run, log = (
+            from_json(parts[name], References(prompt_of=_unused, group_of=_unused)) for name in ("run", "events")
+        )
+        unsent = [{"event": "step", **record} for _, record in sorted(run["unwritten"].items())]
+        unread = [*log["_events"], *unsent]
+        return [event for event in unread if event["event"] in STEP_OF and event[STEP_OF[event["event"]]] <= step]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LedgerError(f"{directory}: the coordinator's state cannot be read: {error!r}") from error
+
+
+def _last_state(directory: Path) -> Record | None:
+    last = None
+    for record in read_ledger(directory):
+        last = record if record.kind == STATE else last
+    return last
+
+
+def _unused(uid: str) -> Any:
+    raise ValueError(f"{uid} is no number")
 
 
 def describe(

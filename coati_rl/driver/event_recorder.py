@@ -29,24 +29,24 @@ class EventRecorder:
     def record(self, event: dict[str, Any]) -> None:
         """Write and show one event. Raises: RunError if a file cannot be written."""
         kind = event["event"]
+        self.write(event | host_metrics(self.run_dir) if kind == "step" else event)
+        if kind == "step" and (answer := self.answers.take(event["step"])) is not None:
+            self.display.show_answer(answer)
+            for sink in self.sinks:
+                sink.write_answer(event["step"], answer)
+        elif kind == "producer_joined" and (line := self.loading.producer_joined(event["producer"])):
+            self.display.print_line(line)
+        self.display.show(event)
+
+    def write(self, event: dict[str, Any]) -> None:
+        """Write the record of a step, an evaluation or a weight sync. Raises: RunError if a file cannot be written."""
+        kind = event["event"]
         if kind == "step":
-            self._step(event)
+            for sink in self.sinks:
+                sink.write(event["step"], {key: value for key, value in event.items() if key != "event"})
         elif kind == "evaluation":
             for sink in self.sinks[1:]:  # metrics.jsonl is one object per optimizer step; evaluations have their own
                 sink.write(event["step"], evaluation_metrics({**event, **event.get("metrics", {})}))
         elif kind == "sync" and event["producers"]:  # else it failed, and is repeated
             version = event["policy_version"]
             self.syncs.write(version, {"step": version, **{name: event[name] for name in _OF_A_SYNC}})
-        elif kind == "producer_joined" and (line := self.loading.producer_joined(event["producer"])):
-            self.display.print_line(line)
-        self.display.show(event)
-
-    def _step(self, event: dict[str, Any]) -> None:
-        step = event["step"]
-        record = {key: value for key, value in event.items() if key != "event"} | host_metrics(self.run_dir)
-        for sink in self.sinks:
-            sink.write(step, record)
-        if (answer := self.answers.take(step)) is not None:
-            self.display.show_answer(answer)
-            for sink in self.sinks:
-                sink.write_answer(step, answer)

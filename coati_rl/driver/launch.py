@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from coati_rl.checkpoint.ledger_files import LEDGER
 from coati_rl.checkpoint.resumed_run import ResumedRun
 from coati_rl.config import Config
 from coati_rl.config.thresholds import common_threshold
 from coati_rl.config.training import TrainingConfig
+from coati_rl.coordinator.take_over import STEP_OF, unread_events
 from coati_rl.disk import disk_errors, disk_problem
 from coati_rl.driver.closing import closing_lines
 from coati_rl.driver.event_recorder import EventRecorder
@@ -22,7 +24,7 @@ from coati_rl.errors import CoatiError, ConfigError, RunError
 from coati_rl.observability.progress import ProgressDisplay
 from coati_rl.observability.records import events_in
 from coati_rl.observability.sampled_answer import AnswerReader
-from coati_rl.observability.sinks import METRICS, JsonlSink, Sink, open_sinks
+from coati_rl.observability.sinks import METRICS, SYNCS, JsonlSink, Sink, open_sinks
 from coati_rl.observability.terminal_streams import can_draw
 from coati_rl.observability.timeline import Timeline
 from coati_rl.observability.trace_file import merged_at_exit
@@ -34,6 +36,7 @@ from coati_rl.processes.interrupts import recorded_interrupts
 from coati_rl.processes.join_address import check_join_address, join_port_held, join_url, write_token
 from coati_rl.processes.run_dir import RunPaths, checkpoint_bytes, locked, make_run_dir
 from coati_rl.processes.shared_memory import family, unlink_mapped
+from coati_rl.run_reader.json_lines import read_json_lines
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +69,6 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
             _join_port_held(config),
             _place_of(prepared)(prepared, paths, classes, scratch=scratch, on_status=display.show_wait) as make_actors,
         ):
-            _introduce(prepared, paths, display)
             loading = LoadingLines(config)
             recorder = EventRecorder(
                 display=display,
@@ -76,6 +78,9 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
                 answers=_answers(config, paths, first_step),
                 run_dir=paths.run_dir,
             )
+            if prepared.resume is not None:
+                _write_unread(prepared.resume.step, recorder, paths.run_dir)
+            _introduce(prepared, paths, display)
             actors = make_actors()
             supervisor = Supervisor(
                 actors,
@@ -98,6 +103,15 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
     except RunError as error:
         raise RunError(f"{error} (logs: {paths.logs})") from error
     return paths
+
+
+def _write_unread(step: int, recorder: EventRecorder, run_dir: Path) -> None:
+    """Write what the last driver of a resumed run had not read when it was killed; some of it may be in the files."""
+    written = {("step", record["step"]) for record in read_json_lines(run_dir / METRICS, skips_damaged=True)}
+    written |= {("sync", record["step"]) for record in read_json_lines(run_dir / SYNCS, skips_damaged=True)}
+    for event in unread_events(run_dir / LEDGER, step):
+        if (event["event"], event[STEP_OF[event["event"]]]) not in written:
+            recorder.write(event)
 
 
 def _display(prepared: PreparedJob, paths: RunPaths) -> ProgressDisplay:
@@ -251,7 +265,7 @@ def _records(config: TrainingConfig, run_dir: Path, *, first_step: int) -> Itera
     """Open the sinks of step records, and that of weight syncs."""
     with ExitStack() as files:
         sinks = open_sinks(config, run_dir, first_step=first_step)
-        syncs = JsonlSink(run_dir / "syncs.jsonl")
+        syncs = JsonlSink(run_dir / SYNCS)
         for sink in [*sinks, syncs]:
             files.callback(sink.close)
         yield sinks, syncs

@@ -19,7 +19,7 @@ from coati_rl.observability.tensorboard_tags import tag_of
 
 logger = logging.getLogger(__name__)
 
-METRICS = "metrics.jsonl"  # in the run directory
+METRICS, SYNCS = "metrics.jsonl", "syncs.jsonl"  # in the run directory
 _WANDB_ID = "wandb-id.txt"  # there, too
 _ANSWERS = "sampled_answer"  # a chart's tag
 

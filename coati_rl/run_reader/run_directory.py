@@ -14,7 +14,7 @@ import yaml
 from coati_rl.checkpoint.directory import checkpoints_in
 from coati_rl.errors import ConfigError
 from coati_rl.observability.records import MACHINE
-from coati_rl.observability.sinks import METRICS
+from coati_rl.observability.sinks import METRICS, SYNCS
 from coati_rl.observability.step_files import steps_in
 from coati_rl.run_reader.json_lines import read_json_lines
 from coati_rl.run_reader.rollout import RecordedRollout
@@ -63,7 +63,7 @@ class RunDirectory:
 
     def syncs(self) -> list[dict[str, Any]]:
         """Return the weight syncs; a job on a dataset has none."""
-        return [*read_json_lines(self.path / "syncs.jsonl", skips_damaged=self._skips_damaged)]
+        return [*read_json_lines(self.path / SYNCS, skips_damaged=self._skips_damaged)]
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Return the summaries of evaluations."""

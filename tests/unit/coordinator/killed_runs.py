@@ -12,6 +12,7 @@ from coati_rl.checkpoint.ledger_files import segments_in
 from coati_rl.checkpoint.ledger_resume import recover
 from coati_rl.checkpoint.ledger_writer import LedgerWriter
 from coati_rl.checkpoint.rollback import set_aside_records
+from coati_rl.coordinator.take_over import unread_events
 from coati_rl.reading.prompt_source import DatasetPrompts
 from coati_rl.work import CommitReport, FinishWork, SaveWork, SyncReport, SyncWork, TrainWork, Wait
 from tests.unit.coordinator.driver import position_of, resumed
@@ -45,7 +46,7 @@ class KilledRun:
         self.num_kills = self.num_taken_up = 0
         self.sampled_again = []  # uids that the ledger had, and that were leased again
         self.tags = {}  # uid -> the samples that were delivered last, or taken up
-        self.records = []  # of steps; a resumed run replaces those after its checkpoint
+        self.records = []  # of steps, as a driver writes them; a resumed run replaces those after its checkpoint
 
     def go(self, *, kills):
         """Drive the run to its end; every call may be the last of a life, `kills` times."""
@@ -82,6 +83,8 @@ class KilledRun:
         self.num_taken_up += len(self._taken)
         self._check(taken_up, 0 if save is None else save.step)
         self.records = [each for each in self.records if each["step"] <= (0 if save is None else save.step)]
+        if save is not None:
+            self._record(unread_events(self._ledger(), save.step))
         self._writer = LedgerWriter(self._ledger(), batch_s=self.rng.choice((0.0, 0.002, 60.0)))
         self._coordinator = self._make_coordinator(**self._sizes, **start, ledger=self._writer)
         self._coordinator.add_producer(0)
@@ -107,7 +110,8 @@ class KilledRun:
         self._answered = [Answered(save=self._complete, groups=kept)]
 
     def _act(self):
-        kind = self.rng.choice(("lease", "answer", "answer", "work", "work", "work", "lose" if self._loses else "work"))
+        others = ("lose" if self._loses else "work", "read")
+        kind = self.rng.choice(("lease", "answer", "answer", "work", "work", "work", *others))
         if kind == "lease":
             reply = self._coordinator.lease(self._producer, max_prompts=self.rng.choice((1, 3, 100)), timeout_s=0)
             leases = [lease for lease in reply.leases if lease.prompt.purpose == "train"]
@@ -119,6 +123,8 @@ class KilledRun:
             self._coordinator.remove_producer(self._producer, "lost")
             self._producer, self._open = self._producer + 1, []
             self._coordinator.add_producer(self._producer)
+        elif kind == "read" and self.rng.random() < 0.2:
+            self._note_steps()
         elif kind == "work":
             return self._work()
         return None
@@ -157,7 +163,7 @@ class KilledRun:
 
     def _kill(self):
         """End this life: the next one has the files of this moment, of which the last frame may be cut."""
-        self._note_steps()
+        self._coordinator._state.writer.flush(timeout_s=10)  # the rollouts' disk is not under test
         if self.rng.random() < 0.5:
             self._writer.flush(timeout_s=10)
         durable = self._writer.num_durable
@@ -175,7 +181,14 @@ class KilledRun:
 
     def _note_steps(self):
         self._coordinator._state.writer.flush(timeout_s=10)
-        self.records += [each for each in self._coordinator.events(0, timeout_s=0) if each["event"] == "step"]
+        events = self._coordinator.events(self._seen, timeout_s=0)
+        self._seen += len(events)
+        self._record(events)
+
+    def _record(self, events):
+        written = {each["step"] for each in self.records}
+        steps = [each for each in events if each["event"] == "step" and each["step"] not in written]
+        self.records += steps
 
 
 def _copy(source, target):

@@ -1,12 +1,16 @@
 """Test what ends a run, and what is said of one that ends early."""
 
+import json
 import time
 from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
 
+from coati_rl.checkpoint.ledger_resume import state_record
+from coati_rl.checkpoint.ledger_writer import LedgerWriter
 from coati_rl.config import Config
+from coati_rl.coordinator.state_json import to_json
 from coati_rl.driver import launch
 from coati_rl.driver.command import plan_or_launch
 from coati_rl.driver.launch import _driver_log, _report_data_ended, _with_timeline_event
@@ -69,3 +73,22 @@ def test_it_is_a_warning_before_anything_starts(tmp_path, capsys):
         "rl_example.py: warning: one\n"
         "rl_example.py: warning: --max-steps 40: the data ends after 32; raise --num-episodes (-e)\n"
     )
+
+
+def test_a_resumed_run_writes_once_what_the_driver_that_was_killed_had_not_read(tmp_path):
+    steps = [{"event": "step", "step": step, "loss": step / 8} for step in (3, 4, 5, 6)]
+    syncs = [{"event": "sync", "policy_version": version, "producers": [0]} for version in (3, 4)]
+    others = [{"event": "gap", "cause": "x"}, {"event": "evaluation", "step": 4, "task": "t", "metrics": {"acc": 0.5}}]
+    events = [steps[0], syncs[0], *others, steps[1], syncs[1]]
+    rest = {step["step"]: {"step": step["step"], "loss": step["loss"]} for step in steps[2:]}
+    state = {"run": {"unwritten": rest}, "events": {"_events": events, "_num_acknowledged": 7}}
+    ledger = LedgerWriter(tmp_path / "ledger")
+    ledger.begin([state_record(to_json(state, {}), ()).to_bytes], is_start=True)
+    ledger.flush(timeout_s=10)
+    for name in ("metrics", "syncs"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)))
+    written = []
+    launch._write_unread(5, SimpleNamespace(write=written.append), tmp_path)
+    assert written == [others[1], steps[1], syncs[1], steps[2]], "those up to the checkpoint, not in the files"
+    launch._write_unread(5, SimpleNamespace(write=written.append), tmp_path / "another")
+    assert len(written) == 4, "another directory has no ledger of the run"

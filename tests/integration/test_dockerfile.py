@@ -15,8 +15,17 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "scripts" / "Dockerfile"
 STEP_S = 2400.0
-# What a machine's own pip needs, for an index or a certificate that is not the public one: seen, not copied.
-OF_PIP = ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt", "/etc/resolv.conf", "/etc/apt/apt.conf.d", "/opt")
+# What a machine's own pip needs, for an index or a certificate that is not the public one: seen, not copied. A package
+# of the image writes its own certificates, and its lines fill /opt.
+CERTIFICATES = "/mnt/certificates.crt"
+OF_PIP = {
+    "/dev": "/dev",
+    "/etc/pip.conf": "/etc/pip.conf",
+    "/etc/ssl/certs/ca-certificates.crt": CERTIFICATES,
+    "/etc/resolv.conf": "/etc/resolv.conf",
+    "/etc/apt/apt.conf.d": "/etc/apt/apt.conf.d",
+    "/opt": "/mnt/opt",
+}
 
 
 def instructions(text: str) -> Iterator[tuple[str, str]]:
@@ -33,21 +42,21 @@ class Chroot:
 
     def __init__(self, folder: Path, arguments: dict[str, str]) -> None:
         self.folder, self.arguments, self.environment = folder, arguments, dict[str, str]()
-        self.passed = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+        passed = {name: value.replace("/opt/", "/mnt/opt/") for name, value in os.environ.items() if name[:4] == "PIP_"}
+        self.passed = passed | {"PIP_CERT": CERTIFICATES}
         self.entrypoint: list[str] = []
 
     def call(self, *command: str) -> str:
         """Run a command in it, in a mount namespace of its own with /proc, /dev, and pip's files of this machine."""
-        binds = ["/dev", *(path for path in OF_PIP if Path(path).exists())]
-        places = {path: path if path != "/opt" else "/mnt/opt" for path in binds}
         lines = ["set -e", f"mount -t proc proc {self.folder}/proc"]
-        for path, place in places.items():
+        for path, place in OF_PIP.items():
+            if not Path(path).exists():
+                continue
             target = self.folder / place.lstrip("/")
             lines += [f"mkdir -p {target}" if Path(path).is_dir() else f"mkdir -p {target.parent}; touch {target}"]
             lines += [f"mount --rbind {path} {target}"]
         script = "; ".join([*lines, f"exec chroot {self.folder} {shlex.join(command)}"])
-        environment = {"HOME": "/root", "TERM": "dumb", **self.passed, **self.arguments, **self.environment}
-        environment |= {name: value.replace("/opt/", "/mnt/opt/") for name, value in self.passed.items()}
+        environment = {"HOME": "/root", "TERM": "dumb", **self.arguments, **self.environment, **self.passed}
         done = subprocess.run(
             ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script],
             env={"PATH": os.environ["PATH"], **environment},

@@ -23,9 +23,8 @@ def held_port(host: str, port: int, *, flags: str, remedy: str) -> Iterator[None
     """
     with ExitStack() as sockets:
         try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-                0
-            ]
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, _, _, _, address = found[0]
             first, second = (sockets.enter_context(socket.socket(family)) for _ in range(2))
             # The first is refused if the port is anybody's, but not by the remains of an earlier run's connections.
             first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -46,6 +46,7 @@ setup(
         "pyyaml",
         "safetensors",
         "xxhash",
+        "zstandard",
         "math-verify",
         "psutil",
         "httpx2",

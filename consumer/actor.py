@@ -73,10 +73,10 @@ class TrainerActor:
         """
         from consumer.parallel.process_group import open_listener, private_store_location
 
-        address, port = self._context.address or own_address(self._config), self._config.cluster.master_port
-        if port == 0 and not self._config.cluster.master_address and not self._context.address:
+        address, cluster = self._context.address or own_address(self._config), self._config.cluster
+        if cluster.master_port == 0 and not cluster.master_address and not self._context.address:
             return private_store_location(address)
-        self._listener = open_listener(address, port)
+        self._listener = open_listener(address, cluster.master_port, is_shared=not cluster.master_address)
         return StoreLocation(address=address, port=int(self._listener.getsockname()[1]))
 
     def start(self, rendezvous: StoreLocation) -> float:

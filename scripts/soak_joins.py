@@ -10,15 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-_AT_MOST = 2  # at a time: each is an engine
 _LEAVES_S = 60.0  # what a leave may take on a machine that is busy
 
 
 class JoinedProducers:
     """Hold the processes that have joined a run; they are not among the run's own."""
 
-    def __init__(self, model: Path, output: Path, rng: random.Random) -> None:
-        """Take a free port. `output`: the directory of what they print."""
+    def __init__(self, model: Path, output: Path, rng: random.Random, *, at_most: int = 2) -> None:
+        """Take a free port. `output`: the directory of what they print; `at_most`: so many at a time."""
         output.mkdir(parents=True, exist_ok=True)
         port = _free_port(rng)
         self._address = ("127.0.0.1", port)
@@ -26,13 +25,13 @@ class JoinedProducers:
         self.environment = {"COATI_JOIN_TOKEN": secrets.token_hex()}
         join = ["join", f"http://127.0.0.1:{port}", "--model", str(model), "--device", "cpu"]
         self._command = [sys.executable, "-m", "coati_rl.command_line", *join]
-        self._output, self._rng, self._number = output, rng, 0
+        self._output, self._rng, self._at_most, self._number = output, rng, at_most, 0
         self._processes: dict[Path, subprocess.Popen[bytes]] = {}
 
     def join(self) -> bool:
         """Start one. Returns: False if there are enough, or the run does not listen yet."""
         self._processes = {path: each for path, each in self._processes.items() if each.poll() is None}
-        if len(self._processes) >= _AT_MOST or not self._is_listening():
+        if len(self._processes) >= self._at_most or not self._is_listening():
             return False
         path = self._output / f"joined-{self._number}.out"
         self._number += 1
@@ -77,12 +76,16 @@ class JoinedProducers:
 
     def _working(self) -> Path | None:
         """Return the output of one that has been admitted."""
-        admitted = [
+        admitted = self.admitted()
+        return self._rng.choice(admitted) if admitted else None
+
+    def admitted(self) -> list[Path]:
+        """Return the outputs of those that work for the run."""
+        return [
             path
             for path, process in self._processes.items()
             if process.poll() is None and b"joined as producer" in path.read_bytes()
         ]
-        return self._rng.choice(admitted) if admitted else None
 
 
 def _free_port(rng: random.Random) -> int:

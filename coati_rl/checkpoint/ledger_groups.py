@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from coati_rl.batching.packed_group import PackedTrajectory, as_packed
+from coati_rl.checkpoint.ledger_frames import to_json
 from coati_rl.checkpoint.untrained_rollouts import describe_group, read_group, route_bytes
 from coati_rl.types import Prompt, RolloutGroup, Score
 
 _LENGTHS = struct.Struct("<III")  # bytes of the description, N, M
 _SCORE_FIELDS = tuple(field.name for field in fields(Score))
 _score_values = attrgetter(*_SCORE_FIELDS)
-_to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def group_to_bytes(group: RolloutGroup) -> bytes:
@@ -31,7 +31,7 @@ def group_to_bytes(group: RolloutGroup) -> bytes:
     trajectories = _columns(PackedTrajectory._fields, packed.trajectories)
     scores = _columns(_SCORE_FIELDS, map(_score_values, packed.scores))
     described = describe_group(group, packed, trajectories=trajectories, scores=scores)
-    description = _to_json(described).encode()
+    description = to_json(described).encode()
     lengths = _LENGTHS.pack(len(description), len(packed.token_ids), len(packed.logprobs))
     arrays = (packed.token_ids.astype("<i4"), packed.logprobs.astype("<f4"))
     return b"".join((lengths, description, *map(_bytes_apart, arrays), route_bytes(packed).tobytes()))

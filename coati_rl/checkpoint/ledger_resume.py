@@ -5,7 +5,6 @@ the bound on staleness allows. Groups that steps after the checkpoint trained ar
 them again, from the same tokens. All other prompts are sampled again.
 """
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from coati_rl.batching.packed_group import as_packed
 from coati_rl.checkpoint.ledger_files import CHECKPOINT, START, read_ledger
-from coati_rl.checkpoint.ledger_frames import LedgerError, Record
+from coati_rl.checkpoint.ledger_frames import LedgerError, Record, to_json
 from coati_rl.checkpoint.ledger_groups import group_from_bytes, group_to_bytes
 from coati_rl.checkpoint.position import Position
 from coati_rl.checkpoint.untrained_rollouts import FinishedGroup
@@ -115,7 +114,7 @@ def base_record(kind: str, position: Position, *, sync_index: int, open_leases: 
 
 def state_record(values: Any, groups: Collection[str]) -> Record:
     """Return the record of the coordinator's state, JSON, with the uids of the groups that it names."""
-    body = json.dumps(values, separators=(",", ":")).encode()
+    body = to_json(values).encode()
     return Record(kind=STATE, fields={"groups": [*groups]}, body=body)
 
 

@@ -105,9 +105,7 @@ class LedgerWriter:
 
     def append(self, encode: Encode, *, group_bytes: int = 0) -> int:
         """Add a record, of a group if `group_bytes` says how large its arrays are. Returns: its number."""
-        with self._changed:
-            self._bytes_queued += group_bytes
-        return self._order(lambda: self._add(encode, group_bytes=group_bytes))
+        return self._order(lambda: self._add(encode, group_bytes=group_bytes), group_bytes=group_bytes)
 
     def note_change(self) -> int:
         """Have the state written, without a record. Returns: a number as of a record."""
@@ -164,8 +162,9 @@ class LedgerWriter:
         if not is_there:
             raise RunError(f"{self.directory}: a record is not written after {timeout_s:g} s; check that disk")
 
-    def _order(self, order: Callable[[], None]) -> int:
+    def _order(self, order: Callable[[], None], *, group_bytes: int = 0) -> int:
         with self._changed:
+            self._bytes_queued += group_bytes
             self._orders.append(order)
             self._num_appended += 1
             number, is_new, self._is_queued = self._num_appended, not self._is_queued, True
@@ -209,7 +208,8 @@ class LedgerWriter:
             self._changed.notify_all()
 
     def _add(self, encode: Encode, *, group_bytes: int) -> None:
-        self._make_room(group_bytes)
+        if group_bytes:
+            self._make_room(group_bytes)
         size = self._size_before + self._size + self._batch_bytes
         if group_bytes and self._max_bytes is not None and size >= self._max_bytes:
             if not self._is_full:

@@ -24,7 +24,7 @@ from coati_rl.coordinator.run_state import RunStart, RunState
 from coati_rl.coordinator.run_status import RunStatus, run_status
 from coati_rl.coordinator.scheduler import Assembly, Scheduler
 from coati_rl.coordinator.settings import CoordinatorSettings
-from coati_rl.coordinator.take_over import Decided, LeftState, describe, restore_state
+from coati_rl.coordinator.take_over import Decided, LeftState, describe, forget_done, restore_state
 from coati_rl.coordinator.training_reports import TrainingReports
 from coati_rl.errors import RunError
 from coati_rl.observability.rollouts import RolloutRecorder
@@ -209,6 +209,7 @@ class Coordinator:
                     if isinstance(decided, Assembly):
                         self._decided.notes[index] = decided.note
                         self._decided.assembled, self._wait = index, None
+                        forget_done(self._state, self._work, self._decided)  # without a ledger nobody describes it
                         self._decided.number = self._state.ledger.changed()
                         return decided
                     self._wait = decided

@@ -88,20 +88,24 @@ def _unused(uid: str) -> Any:
     raise ValueError(f"{uid} is no number")
 
 
+def forget_done(state: RunState, work: WorkList, decided: Decided) -> None:
+    """Let go of items that all ranks have fetched, and of the groups of their steps; under the coordinator's lock."""
+    used = {*work.indices, decided.assembled}
+    decided.notes = {index: note for index, note in decided.notes.items() if index in used}
+    steps = {note.step for note in decided.notes.values() if isinstance(note, TrainNote)}
+    state.flow.plans.keep(steps | state.stats.kept()["dropped"].keys() | state.flow.used_plan)
+
+
 def describe(
     state: RunState, scheduler: Scheduler, work: WorkList, decided: Decided
 ) -> tuple[Any, dict[str, RolloutGroup]]:
     """Return the state as JSON, and the groups that it names, by uid; under the coordinator's lock."""
-    used = {*work.indices, decided.assembled}
-    decided.notes = {index: note for index, note in decided.notes.items() if index in used}
-    steps = {note.step for note in decided.notes.values() if isinstance(note, TrainNote)}
-    closed = state.stats.kept()
-    state.flow.plans.keep(steps | closed["dropped"].keys() | state.flow.used_plan)
+    forget_done(state, work, decided)
     groups: dict[str, RolloutGroup] = {}
     values = {
         **{name: kept(part) for name, part in _parts(state, scheduler, work).items()},
         "leases": state.leases.kept("train"),
-        "stats": closed,
+        "stats": state.stats.kept(),
         "notes": decided.notes,
         "assembled": decided.assembled,
     }

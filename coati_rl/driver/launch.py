@@ -1,10 +1,9 @@
 """Run a prepared configuration: start the actors, watch them, write records and progress, and end them."""
 
 import logging
-import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from coati_rl.driver.closing import closing_lines
 from coati_rl.driver.event_recorder import EventRecorder
 from coati_rl.driver.loading import LoadingLines
 from coati_rl.driver.supervisor import Supervisor
-from coati_rl.errors import CoatiError, ConfigError, RunError
+from coati_rl.errors import CoatiError, RunError
 from coati_rl.observability.progress import ProgressDisplay
 from coati_rl.observability.records import events_in
 from coati_rl.observability.sampled_answer import AnswerReader
@@ -32,8 +31,9 @@ from coati_rl.preflight.prepared import PreparedJob
 from coati_rl.processes.actor_classes import ActorClasses
 from coati_rl.processes.actor_process import LOG_FORMAT
 from coati_rl.processes.exit_messages import RunNote, command_here, write_note
+from coati_rl.processes.held_port import held_port
 from coati_rl.processes.interrupts import recorded_interrupts
-from coati_rl.processes.join_address import check_join_address, join_port_held, join_url, write_token
+from coati_rl.processes.join_address import check_join_secrets, join_port_held, join_url, write_token
 from coati_rl.processes.run_dir import RunPaths, checkpoint_bytes, locked, make_run_dir
 from coati_rl.processes.shared_memory import family, unlink_mapped
 from coati_rl.run_reader.json_lines import read_json_lines
@@ -53,8 +53,13 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
     Returns: the paths of the run's files.
     Raises: ConfigError before anything started; RunError with its cause and the logs' path.
     """
+    with ports_held(prepared.config):
+        return _launch(prepared, classes, scratch=scratch)
+
+
+def _launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> RunPaths:
+    """Do the same, once nobody else can take the run's ports."""
     config, plan = prepared.config, prepared.plan
-    _check_addresses(config)
     paths = make_run_dir(config, prepared.resume, checkpoint_bytes=checkpoint_bytes(config, plan.precision))
     write_note(scratch, _note(prepared, paths))
     first_step = prepared.resume.step if prepared.resume else 0
@@ -66,7 +71,6 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
             merged_at_exit(paths.run_dir),  # after all writers have ended
             closing(Timeline(paths.run_dir / "timeline", "driver", has_descendants=False)) as timeline,
             _display(prepared, paths) as display,
-            _join_port_held(config),
             _place_of(prepared)(prepared, paths, classes, scratch=scratch, on_status=display.show_wait) as make_actors,
         ):
             loading = LoadingLines(config)
@@ -140,19 +144,24 @@ def _place_of(prepared: PreparedJob) -> Callable[..., AbstractContextManager[Cal
     return on_this_machine
 
 
-def _check_addresses(config: TrainingConfig) -> None:
-    """Raise ConfigError if another process listens where this run is to listen, before anything starts."""
-    if config.cluster.master_port and not config.cluster.master_address:
-        _check_port(config.cluster.master_port)
-    if isinstance(config, Config) and config.join_port is not None:
-        check_join_address(config.parallel)
+@contextmanager
+def ports_held(config: TrainingConfig) -> Iterator[None]:
+    """Hold the ports that flags name, so that they are the run's from before anything is made until it ends.
 
-
-def _join_port_held(config: TrainingConfig) -> AbstractContextManager[None]:
-    """Hold --join-port; not in a cluster that runs, whose workers may be another user's and could not share it."""
-    if isinstance(config, Config) and config.join_port is not None and not config.cluster.master_address:
-        return join_port_held(config.parallel)
-    return nullcontext()
+    In a cluster that runs, workers may be another user's and could not share them: there --join-port is only looked at.
+    Raises: ConfigError if another program has one.
+    """
+    cluster = config.cluster
+    with ExitStack() as held:
+        if cluster.master_port and not cluster.master_address:
+            flags, remedy = f"--master_port {cluster.master_port}", "use --master_port 0 for a free port"
+            held.enter_context(held_port("127.0.0.1", cluster.master_port, flags=flags, remedy=remedy))
+        if isinstance(config, Config) and config.join_port is not None:
+            check_join_secrets(config.parallel)
+            held.enter_context(join_port_held(config.parallel))
+            if cluster.master_address:
+                held.close()
+        yield
 
 
 def _introduce(prepared: PreparedJob, paths: RunPaths, display: ProgressDisplay) -> None:
@@ -165,19 +174,6 @@ def _introduce(prepared: PreparedJob, paths: RunPaths, display: ProgressDisplay)
     if isinstance(config, Config) and config.join_port is not None:
         token = write_token(paths.run_dir)
         display.print_line(f"to join: coati-rl join {join_url(config.parallel)} --token-file {token}")
-
-
-def _check_port(port: int) -> None:
-    """Raise ConfigError if another process listens on the trainers' port of this machine."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ConfigError(
-                f"--master_port {port}: trainer 0 cannot listen at 127.0.0.1:{port}: {error.strerror}; "
-                "use --master_port 0 for a free port"
-            ) from error
 
 
 def _report_data_ended(config: TrainingConfig, display: ProgressDisplay) -> None:

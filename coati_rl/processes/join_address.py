@@ -2,16 +2,14 @@
 
 import os
 import secrets
-import socket
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from coati_rl.config.parallel import ParallelConfig
 from coati_rl.disk import disk_errors
 from coati_rl.errors import ConfigError
+from coati_rl.processes.held_port import held_port
 
 TOKEN_VARIABLE = "COATI_JOIN_TOKEN"
 TOKEN_FILE = "join_token"
@@ -24,15 +22,8 @@ def join_url(parallel: ParallelConfig) -> str:
     return f"{'http' if parallel.join_cert is None else 'https'}://{host}:{parallel.join_port}"
 
 
-def check_join_address(parallel: ParallelConfig) -> None:
-    """Raise ConfigError if the run cannot listen there, or has no certificate to show, before anything starts."""
-    where = f"--join-host {parallel.join_host} --join-port {parallel.join_port}"
-    try:
-        family, address = _resolved(parallel)
-        with socket.create_server(address, family=family):
-            pass
-    except OSError as error:
-        raise ConfigError(f"{where}: cannot listen there: {error.strerror or error}; use another one") from error
+def check_join_secrets(parallel: ParallelConfig) -> None:
+    """Raise ConfigError if the run's certificate or token cannot be used, before anything starts."""
     if parallel.join_cert is not None:
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
@@ -46,26 +37,10 @@ def check_join_address(parallel: ParallelConfig) -> None:
     token_from(os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(), TOKEN_VARIABLE)
 
 
-@contextmanager
-def join_port_held(parallel: ParallelConfig) -> Iterator[None]:
-    """Keep other programs from the port while the run starts, until its server listens there, and after.
-
-    A socket that is bound and does not listen: the port is not among those that the system chooses, and only a socket
-    of the same user that asks to share it (SO_REUSEPORT) can be bound there.
-    """
-    family, address = _resolved(parallel)
-    with socket.socket(family) as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        with suppress(OSError):  # remains of connections of an earlier run, which a listener may ignore
-            holder.bind(address)
-        yield
-
-
-def _resolved(parallel: ParallelConfig) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
-    family, _, _, _, address = socket.getaddrinfo(
-        parallel.join_host, parallel.join_port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    return family, address[:2]
+def join_port_held(parallel: ParallelConfig) -> AbstractContextManager[None]:
+    """See `held_port`: the join server shares the port."""
+    flags = f"--join-host {parallel.join_host} --join-port {parallel.join_port}"
+    return held_port(parallel.join_host, parallel.join_port or 0, flags=flags, remedy="use another one")
 
 
 def write_token(run_dir: Path) -> Path:

@@ -40,18 +40,20 @@ def private_store_location(address: str) -> StoreLocation:
     return StoreLocation(address=address, file=Path(tempfile.mkdtemp(prefix="coati-store-")) / "store")
 
 
-def open_listener(address: str, port: int = 0) -> socket.socket:
+def open_listener(address: str, port: int = 0, *, is_shared: bool = False) -> socket.socket:
     """Listen on this address only, for rank 0's store. Its port is `listener.getsockname()[1]`.
 
     Args:
         address: this machine's address as the other ranks reach it; 127.0.0.1 keeps the group on this machine.
         port: 0 lets the system choose a free one.
+        is_shared: the run's driver holds the port, see `held_port`.
     Returns: the listening socket, an argument of `init_process_group` in this process.
     Raises: ConfigError if the address does not belong to this machine or the port is in use.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
         listener.bind((address, port))
         listener.listen(1024)
     except OSError as error:

@@ -19,7 +19,7 @@ from fastapi.responses import Response
 
 from coati_rl import __version__
 from coati_rl.config import Config
-from coati_rl.errors import CoatiError, CoordinatorReplacedError, PeerLostError
+from coati_rl.errors import CoatiError, ConfigError, CoordinatorReplacedError, PeerLostError
 from coati_rl.model_files.identity import model_identity
 from coati_rl.processes.actor_process import ActorContext, enter_actor
 from coati_rl.processes.http_bodies import read_body
@@ -56,7 +56,11 @@ class JoinServer:
         self._pool = ThreadPoolExecutor(_THREADS)
         parallel = config.parallel
         tls = {"ssl_certfile": parallel.join_cert, "ssl_keyfile": parallel.join_key} if parallel.join_cert else {}
-        listener = listen(parallel.join_host, parallel.join_port or 0, is_shared=True)
+        try:
+            listener = listen(parallel.join_host, parallel.join_port or 0, is_shared=True)
+        except OSError as error:  # in a cluster that runs nobody holds it
+            port = f"--join-port {parallel.join_port}"
+            raise ConfigError(f"{port}: cannot listen there: {error.strerror or error}; use another one") from error
         self._server = ServerThread(self._app(), listener, **tls)
 
     def url(self) -> str:

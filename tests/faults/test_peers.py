@@ -53,6 +53,9 @@ def test_a_taken_port_is_named_before_anything_is_trained(make_tiny, start_run, 
 
         assert run.wait() == 2, run.text()
 
-    assert f"127.0.0.1:{port}: Address already in use; use --master_port 0" in run.text().splitlines()[-1]
+    assert (
+        f"--master_port {port}: cannot listen there: Address already in use; use --master_port 0"
+        in run.text().splitlines()[-1]
+    )
     assert not run.run_dir.exists()
     assert run.left_over() == []

@@ -1,5 +1,7 @@
 """Test runs whose engines are real vLLM servers that were started before them."""
 
+from collections import Counter
+
 import pytest
 
 from tests.integration.engines.vllm_server import vllm_server
@@ -7,6 +9,7 @@ from tests.integration.runs.records import assert_complete, assert_engine_and_tr
 
 pytestmark = pytest.mark.full
 NUM_STEPS = 4
+PASSES, NUM_PROMPTS, PER_STEP, GROUP_SIZE = 2, 160, 8, 4  # of the run with two servers
 ROUNDING = 1e-5  # nats, of a probe in float32
 
 
@@ -58,3 +61,24 @@ def test_a_server_that_is_killed_is_named_and_the_run_ends(model, start, tmp_pat
         server.kill()
         assert run.wait() == 1, run.text()
     assert server.url in run.text()
+
+
+def test_of_two_servers_one_is_killed_and_the_other_samples_its_prompts(model, server, flags, start_run, tmp_path):
+    with vllm_server(model, tmp_path / "log", max_model_len=1024) as killed:
+        job = [*flags(model, inferencers=2), "-b", f"{server.url},{killed.url}", "-mpt", 512, "-nb", 1, "-e", PASSES]
+        run = start_run(*job)
+        run.wait_for_step(3)
+        killed.kill()
+        lost_after = len(run.records())
+        records = assert_complete(run, steps=PASSES * NUM_PROMPTS // PER_STEP)
+    lost = {line.split()[1] for line in run.text().splitlines() if " lost: " in line and killed.url in line}
+    assert len({"0", "1"} - lost) == 1, run.text()  # one whose server did not come back is lost, too
+    assert "prompts reissued" in run.text() and server.url not in run.text().partition(" lost: ")[2]
+    trained = [line for line in read_rollouts(run) if line["is_trained"]]
+    assert {*Counter((line["uid"], line["sample"]) for line in trained).values()} == {1}, "none twice"
+    passes = Counter(line["uid"].rpartition(".")[2] for line in trained)
+    assert passes == {str(number): NUM_PROMPTS * GROUP_SIZE for number in range(PASSES)}, "none lost"
+    assert {line["producer"] for line in trained if line["step"] <= lost_after} == {0, 1}
+    assert {str(line["producer"]) for line in trained if line["step"] > lost_after + 2} == {"0", "1"} - lost
+    assert all(record["staleness_max"] <= 1 for record in records)
+    assert all(sync["probe_gap_max"] < ROUNDING for sync in lines(run.run_dir / "syncs.jsonl"))

@@ -3,13 +3,14 @@
 import itertools
 import random
 import threading
+import zlib
 from functools import partial
 
 import numpy as np
 import pytest
 
 from coati_rl.batching.packed_group import PackedGroup, as_packed
-from coati_rl.checkpoint import ledger_writer
+from coati_rl.checkpoint import ledger_frames, ledger_writer
 from coati_rl.checkpoint.ledger_files import (
     append,
     begin_segment,
@@ -57,6 +58,15 @@ ALL = ["start", *(f"train-{number}.0" for number in range(1, 7))]
 def test_records_come_back_in_their_order_with_fields_and_bodies(ledger):
     segment, _ = ledger
     assert [*read_ledger(segment.path.parent)] == [START, *(record(number) for number in range(1, 7))]
+
+
+def test_frames_of_an_earlier_version_which_zlib_compressed_are_read_beside_others(ledger, monkeypatch):
+    segment, sizes = ledger
+    with monkeypatch.context() as earlier:
+        earlier.setattr(ledger_frames.zstandard, "compress", zlib.compress)
+        frame = encode_frame([record(7).to_bytes()], segment=segment.number, number=len(sizes))
+    append(segment.path, frame, size=sum(sizes))
+    assert uids(segment) == [*ALL, "train-7.0"]
 
 
 def test_a_last_frame_that_is_cut_at_any_length_is_left_out_and_the_ones_before_are_whole(ledger):

@@ -140,6 +140,13 @@ def test_checkpoints_come_every_interval_and_at_the_end_once(make_coordinator, m
     assert [item.step for item in items if isinstance(item, SaveWork)] == [2, 4]
 
 
+def test_groups_of_earlier_steps_are_let_go_also_without_a_ledger(make_coordinator, make_group):
+    coordinator = make_coordinator(num_prompts=24)
+    coordinator.add_producer(0, version=0)
+    assert len([item for item in drive(coordinator, make_group) if isinstance(item, TrainWork)]) == 12
+    assert len(coordinator._state.flow.plans._plans) <= 1 and len(coordinator._decided.notes) <= 2
+
+
 def test_evaluation_runs_before_training_at_due_syncs_and_at_the_end(make_coordinator, make_group, tmp_path):
     coordinator = make_coordinator(num_prompts=12, eval_prompts=3, eval_interval=3)  # 6 steps, syncs at 2, 4, 6
     coordinator.add_producer(0, version=0)

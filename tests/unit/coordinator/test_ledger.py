@@ -66,11 +66,11 @@ def assert_nothing_lost(run, tmp_path, n_behind):
     assert tags == {uid: run.tags[uid] for uid in tags}, "the samples that were delivered"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", SIZES)
 def test_killed_at_any_call_a_run_loses_nothing_and_samples_nothing_again(killed, tmp_path, kind, seed):
     sizes = SIZES[kind]
-    run = killed(seed=f"{kind}/{seed}", kills=8, loses=seed == 2, **sizes)
+    run = killed(seed=f"{kind}/{seed}", kills=8, loses=seed == 1, **sizes)
     assert run.num_kills >= 4
     assert_nothing_lost(run, tmp_path, sizes["n_behind"])
 

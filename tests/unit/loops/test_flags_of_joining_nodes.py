@@ -1,6 +1,7 @@
 """Test that fields of runs whose engines join and leave reach the driver (see test_flags.py)."""
 
 import socket
+from functools import partial
 
 import pytest
 
@@ -9,7 +10,7 @@ from coati_rl.driver import supervisor
 from coati_rl.driver.supervisor import Supervisor
 from coati_rl.errors import ConfigError
 from coati_rl.processes.http_server import listen
-from coati_rl.processes.join_address import check_join_address, join_port_held, join_url
+from coati_rl.processes.join_address import check_join_secrets, join_port_held, join_url
 from tests.unit.driver.fake_actor_group import FakeActorGroup, FakeMember
 
 
@@ -98,30 +99,32 @@ def test_join_host__is_where_the_run_listens(config_with):
 
 
 def test_join_port__is_the_runs_from_before_ray_starts_until_its_server_listens(config_with):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    config = config_with(join_port=port)
-    check_join_address(config.parallel)
-    with join_port_held(config.parallel):
-        with pytest.raises(OSError, match="in use"):
-            listen("127.0.0.1", port)
-        with pytest.raises(ConfigError, match=f"--join-port {port}: cannot listen there: "):
-            check_join_address(config.parallel)  # of another run
-        with listen("127.0.0.1", port, is_shared=True) as server, socket.create_connection(("127.0.0.1", port)):
-            server.accept()[0].close()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        held = partial(join_port_held, config_with(join_port=port).parallel)
+        with (
+            pytest.raises(ConfigError, match=f"--join-port {port}: cannot listen there: Address already in use"),
+            held(),
+        ):
+            pass
+    for _ in range(2):  # the second time beside the remains of the first one's connection
+        with held():
+            with pytest.raises(OSError, match="in use"):
+                listen("127.0.0.1", port)
+            with pytest.raises(ConfigError, match=f"--join-port {port}: cannot listen there: "), held():
+                pass  # of another run
+            with listen("127.0.0.1", port, is_shared=True) as server, socket.create_connection(("127.0.0.1", port)):
+                server.accept()[0].close()
     with listen("127.0.0.1", port):
         pass
 
 
 def test_join_cert__and_key_make_it_https_and_have_to_be_files_of_one(config_with, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        config = config_with(join_port=port, join_cert=str(tmp_path / "no.pem"), join_key=str(tmp_path / "no.key"))
-        with pytest.raises(ConfigError, match=f"--join-port {port}: cannot listen there: "):
-            check_join_address(config.parallel)
-    assert join_url(config.parallel) == f"https://127.0.0.1:{port}"
+    files = {"join_cert": str(tmp_path / "no.pem"), "join_key": str(tmp_path / "no.key")}
+    config = config_with(join_port=18443, **files)
+    assert join_url(config.parallel) == "https://127.0.0.1:18443"
     with pytest.raises(ConfigError, match=r"--join-cert .*no\.pem --join-key .*no\.key: cannot be used"):
-        check_join_address(config.parallel)
+        check_join_secrets(config.parallel)
 
 
 def test_join_key__is_given_with_the_certificate(config_with):

@@ -13,6 +13,7 @@ import pytest
 import consumer.actor
 from coati_rl.config.cli import build_job
 from coati_rl.config.commands import OFFLINE
+from coati_rl.driver import launch
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.preflight import prepare_offline
 from coati_rl.processes.actor_process import ActorContext
@@ -99,10 +100,14 @@ def store_location_of(monkeypatch, tmp_path):
     return make
 
 
-def test_master_port__is_where_the_trainers_meet(store_location_of, config_with):
+def test_master_port__is_where_the_trainers_meet_and_the_runs_from_its_begin_on(store_location_of, config_with):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert store_location_of(config_with(master_port=port)) == StoreLocation(address="127.0.0.1", port=port)
+    config = config_with(master_port=port)
+    with launch.ports_held(config):
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", port))
+        assert store_location_of(config) == StoreLocation(address="127.0.0.1", port=port)
     assert store_location_of(config_with(master_port=0, master_address="10.0.0.1")).port > 0
 
 

@@ -154,11 +154,9 @@ def heap_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, *, kept:
         kept: of `kept_bytes`.
         layers: whose activations are kept, one with gradient checkpointing.
     """
-    routed = shape.routed_intermediate
-    of_mlp = [
-        size.tokens * item_bytes(precision) * width for width in (*[shape.intermediate] * 4, routed, routed, 2 * routed)
-    ]
-    return kept - layers * sum(each for each in of_mlp if each >= HEAP_BYTES)
+    routed, column = shape.routed_intermediate, size.tokens * item_bytes(precision)
+    widths = [shape.intermediate] * 4 + [routed, routed, 2 * routed]
+    return kept - layers * sum(column * width for width in widths if column * width >= HEAP_BYTES)
 
 
 def adapter_heap_bytes(precision: str, *, kept: int, is_one: bool) -> int:

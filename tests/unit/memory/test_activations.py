@@ -1,5 +1,7 @@
 """Test what autograd is forecast to keep, against the tensors that real layers keep."""
 
+import itertools
+
 import pytest
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -104,9 +106,13 @@ EXPERTS = {
 }
 
 
-@pytest.mark.parametrize("has_adapters", [False, True])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("model_type", [*EXPERTS])
+CASES = list(itertools.product(EXPERTS, ("fp32", "bf16"), (False, True)))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "precision", "has_adapters"),
+    [pytest.param(*case, marks=[] if number % 5 == 0 else pytest.mark.full) for number, case in enumerate(CASES)],
+)
 def test_kept_bytes_of_experts_are_those_of_real_layers_and_some_numbers_a_token(model_type, precision, has_adapters):
     """How many weights of routers are kept in which precision depends on the architecture."""
     config = AutoConfig.for_model(model_type, **{**SIZES, **EXPERTS[model_type]}, sliding_window=None)

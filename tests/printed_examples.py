@@ -131,6 +131,7 @@ class Places:
 
     directory: Path
     model: Path
+    experts: Path  # of mixtures
     reward_model: Path
     reward_url: str
     num_rows: int
@@ -153,7 +154,7 @@ class Places:
 
     def _value(self, flag: str, value: str, sizes: Mapping[str, object]) -> str:
         if flag in MODEL_FLAGS:
-            return str(self.model)
+            return str(self.experts if "Mixtral" in value else self.model)
         if flag == "--critic-model":
             return str(self.reward_model)
         if flag in ROW_FLAGS:
@@ -209,6 +210,20 @@ def _widen(directory: Path, vocab_size: int) -> None:
     model = AutoModelForCausalLM.from_pretrained(directory)
     model.resize_token_embeddings(vocab_size, mean_resizing=False)
     model.save_pretrained(directory)
+
+
+def write_experts(policy: Path, directory: Path) -> Path:
+    """Write a random mixture of experts of a policy's shape, with its tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shutil.copytree(policy, directory, ignore=lambda *_: {"model.safetensors"})
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "model_type": "qwen3_moe"}
+    config = json.loads((directory / "config.json").read_text()) | sizes
+    (directory / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory)).save_pretrained(directory)
+    return directory
 
 
 def write_reward_model(policy: Path, directory: Path) -> Path:

@@ -3,7 +3,8 @@
 Of the architectures with packed attention. Every count follows from an operation of transformers' layers, and a test
 compares them with the tensors that real layers keep. Bytes throughout; e bytes of an element of the model's precision,
 H hidden size, A query heads times head size, K key heads times head size, F intermediate size, V vocabulary (A, K, F, V
-of this tensor-parallel rank), T tokens of a row, N tokens that the loss counts, C tokens of a chunk.
+of this tensor-parallel rank), T tokens of a row, N tokens that the loss counts, C tokens of a chunk; of a mixture E
+experts of intermediate size I, of which a token passes D.
 """
 
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ def layer_bytes(
     - norms of queries and keys (Qwen3): input and normalized input, (A + K) (4 + e), and a root for each head
     - attention: queries, keys and values after the rotation, a (A + 2 K); its output by sample, a A, and joined to a
       row, e A; the log-sum-exp of each head in float32
-    - the MLP: gate, activated gate, up and their product, e 4 F
+    - the MLP: gate, activated gate, up and their product, e 4 F; of a mixture see `_routed_bytes`
 
     and of each token on a path behind a prefix a 2 K, as keys and values are copied for each sample. a is e, or 4 where
     short samples are attended to in float32.
@@ -67,8 +68,23 @@ def layer_bytes(
     if shape.normalizes_heads:
         norms += (shape.queries + shape.keys) * (FLOAT32 + normalized * e) + FLOAT32 * (shape.num_heads + num_keys)
     attention = a * 2 * (shape.queries + shape.keys) + of_attention * e * shape.queries + FLOAT32 * shape.num_heads
-    mlp = e * (3 + of_mlp) * shape.intermediate
+    mlp = e * (3 + of_mlp) * shape.intermediate + _routed_bytes(shape, e, is_trained=adapters is None)
     return size.tokens * (norms + attention + mlp + vectors) + size.path_tokens * a * 2 * shape.keys
+
+
+def _routed_bytes(shape: ModelShape, e: int, *, is_trained: bool) -> int:
+    """Return what autograd keeps of a token in a layer's experts and their router.
+
+    Gate, activated gate, up and their product of each expert that the token passes, e 4 D I; its input and its output,
+    e 2 D H, which the gradients of weight and router need; of experts that are not trained neither product nor input.
+    In float32 the probabilities of E experts, and at most 2 D + 1 weights. Of a shared expert whose output has a
+    weight both, e (H + 1).
+    """
+    if not shape.num_experts:
+        return 0
+    of_experts = (3 + is_trained) * shape.routed_intermediate + (1 + is_trained) * shape.routed_experts * shape.hidden
+    router = FLOAT32 * (shape.num_experts + 2 * shape.routed_experts + 1)
+    return e * (of_experts + shape.has_shared_gate * (shape.hidden + 1)) + router
 
 
 def layer_input_bytes(shape: ModelShape, size: MicroBatchSize, precision: str) -> int:
@@ -138,8 +154,9 @@ def heap_bytes(shape: ModelShape, size: MicroBatchSize, precision: str, *, kept:
         kept: of `kept_bytes`.
         layers: whose activations are kept, one with gradient checkpointing.
     """
-    widest = size.tokens * item_bytes(precision) * shape.intermediate
-    return kept - (layers * 4 * widest if widest >= HEAP_BYTES else 0)
+    routed, column = shape.routed_intermediate, size.tokens * item_bytes(precision)
+    widths = [shape.intermediate] * 4 + [routed, routed, 2 * routed]
+    return kept - layers * sum(column * width for width in widths if column * width >= HEAP_BYTES)
 
 
 def adapter_heap_bytes(precision: str, *, kept: int, is_one: bool) -> int:
@@ -162,9 +179,11 @@ def backward_bytes(shape: ModelShape, size: MicroBatchSize, precision: str) -> i
     """Return the gradients that live at a time in the backward of a layer, besides what is kept.
 
     Largest where the MLP's product is taken apart: gradients of the product and of both factors, of which the product
-    itself is freed by then, and of the residual stream and what is added to it: e (2 F + 2 H) a token.
+    itself is freed by then, and of the residual stream and what is added to it: e (2 F + 2 H) a token; of experts
+    e (2 D I + D H).
     """
-    return size.tokens * item_bytes(precision) * (2 * shape.intermediate + 2 * shape.hidden)
+    of_experts = 2 * shape.routed_intermediate + shape.routed_experts * shape.hidden
+    return size.tokens * item_bytes(precision) * (2 * shape.intermediate + 2 * shape.hidden + of_experts)
 
 
 def chunk_rows(vocabulary: int, num_tokens: int, device: Device) -> int:

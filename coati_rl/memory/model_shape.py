@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from coati_rl.config.model import PACKED_ATTENTION, ROUTED
 
-_KNOWN = PACKED_ATTENTION - ROUTED  # all layers have the same parameters, and each token passes all of them
+_UNIFORM = PACKED_ATTENTION - ROUTED  # all layers have the same parameters, and each token passes all of them
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)$")
 
 
@@ -26,7 +26,7 @@ class ModelShape:
     hidden: int  # H
     queries: int  # A
     keys: int  # K; of values too
-    intermediate: int  # F
+    intermediate: int  # F; beside experts that of the shared one, or the mean over layers of a dense layer's
     vocabulary: int  # V, this rank's rows of the LM head
     num_heads: int
     num_layers: int
@@ -37,13 +37,18 @@ class ModelShape:
     head_weights: int  # of the LM head, 0 if it is tied; of a scalar head
     other_root_weights: int  # of what is left, such as the last norm
     largest_tensor: int  # parameters of the largest tensor, not cut
-    expert_weights: int = 0  # of the parameters of a decoder layer, those of its experts; a mean over layers
+    # Of a mixture of experts, means over layers:
+    expert_weights: int = 0  # of the parameters of a layer, those of its experts
+    num_experts: int = 0  # E
+    routed_experts: int = 0  # D, that a token is routed to
+    routed_intermediate: int = 0  # D I, of these together
+    has_shared_gate: bool = False  # the output of the shared expert is weighted, as Qwen2-MoE does
     active_weights: int = 0  # parameters that a token passes, of the whole model: of experts those that it is routed to
 
     @property
     def is_known(self) -> bool:
-        """Whether the memory of activations is known: that of the dense architectures with packed attention."""
-        return self.model_type in _KNOWN
+        """Whether the memory of activations is known: that of the architectures with packed attention."""
+        return self.model_type in PACKED_ATTENTION
 
     @property
     def num_weights(self) -> int:
@@ -118,36 +123,44 @@ def _shape(config_json: str, tensor_parallel_size: int, has_scalar_head: bool, c
     num_heads = config.num_attention_heads // tensor_parallel_size
     num_keys = (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) // tensor_parallel_size
     of_layer: dict[int, int] = {}
-    of_experts = 0
-    embedding = head = other = 0
+    experts = list[tuple[int, tuple[int, ...]]]()  # of each tensor: parameters on this rank, and its whole shape
+    gates = embedding = head = other = 0
     for name, shape in sizes.items():
         count = cut(name, shape)
         if found := _LAYER.search(name):
             of_layer[int(found[1])] = of_layer.get(int(found[1]), 0) + count
-            of_experts += count if _is_of_experts(name, shape) else 0
+            if _is_of_experts(name, shape):
+                experts.append((count, shape))
+            gates += count if name.endswith("gate_proj.weight") else 0
         elif name.startswith("lm_head"):
             head += count
         elif shape[0] == config.vocab_size:
             embedding += count
         else:
             other += count
+    layers, routed = max(1, len(of_layer)), getattr(config, "num_experts_per_tok", None) or 0
+    dense = getattr(config, "intermediate_size", 4 * config.hidden_size) // tensor_parallel_size
     return ModelShape(
         model_type=config.model_type,
         hidden=config.hidden_size,
         queries=num_heads * head_dim,
         keys=num_keys * head_dim,
-        intermediate=getattr(config, "intermediate_size", 4 * config.hidden_size) // tensor_parallel_size,
+        intermediate=-(-gates // config.hidden_size // layers) if experts else dense,
         vocabulary=1 if has_scalar_head else config.vocab_size // tensor_parallel_size,
         num_heads=num_heads,
         num_layers=config.num_hidden_layers,
         normalizes_heads=any("q_norm" in name for name in sizes),
         is_tied=not head and not has_scalar_head,
-        layer_weights=-(-sum(of_layer.values()) // max(1, len(of_layer))),
+        layer_weights=-(-sum(of_layer.values()) // layers),
         embedding_weights=embedding,
         head_weights=config.hidden_size if has_scalar_head else head,
         other_root_weights=other,
         largest_tensor=max(prod(shape) for shape in sizes.values()),
-        expert_weights=of_experts // max(1, len(of_layer)),
+        expert_weights=sum(count for count, _ in experts) // layers,
+        num_experts=-(-sum(shape[0] for _, shape in experts) // 2 // layers),  # two tensors a layer
+        routed_experts=-(-routed * len(experts) // 2 // layers),
+        routed_intermediate=-(-routed * sum(prod(s) // s[0] for _, s in experts) // (3 * config.hidden_size) // layers),
+        has_shared_gate=any("shared_expert_gate" in name for name in sizes),
         active_weights=sum(_active(config, name, shape) for name, shape in sizes.items()),
     )
 
@@ -168,12 +181,12 @@ def _parameters(config_json: str) -> "_Parameters":
 
     values = json.loads(config_json)
     model_type, num_layers = values.pop("model_type"), values.get("num_hidden_layers", 1)
-    if model_type in _KNOWN:
+    if model_type in _UNIFORM:
         values |= {"num_hidden_layers": 1, "layer_types": None}
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
     sizes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    if model_type in _KNOWN:
+    if model_type in _UNIFORM:
         layer = {name: shape for name, shape in sizes.items() if _LAYER.search(name)}
         for number in range(1, num_layers):
             sizes |= {name.replace(".0.", f".{number}.", 1): shape for name, shape in layer.items()}

@@ -1,19 +1,22 @@
-"""Read the adapter of --adapter, which decides rank, scale and layers."""
+"""Read the adapter of --adapter, which decides rank, scale and layers; warn of adapters that PEFT would not read."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from coati_rl.checkpoint.saved_adapter import adapter_fields
 from coati_rl.config.config import Config
 from coati_rl.config.fields import shown, spelling
 from coati_rl.config.lora import LoraConfig
+from coati_rl.config.model import ROUTED
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
+from coati_rl.memory.adapters import adapter_shape
 from coati_rl.model_files.adapter_files import AdapterSpec, read_adapter
 
 Job = TypeVar("Job", bound=TrainingConfig)
+_OF_EXPERTS = frozenset({"down_proj", "gate_proj", "up_proj"})  # names that dense layers beside experts have, too
 
 
 def with_adapter(config: Job) -> Job:
@@ -46,6 +49,21 @@ def with_adapter(config: Job) -> Job:
     if others:
         raise ConfigError(f"{where}: {'; '.join(others)}; leave the flag out, or start a new adapter without --adapter")
     return config.with_changes(adapter=str(directory), **values)
+
+
+def adapter_warnings(config: TrainingConfig, hf_config: Any) -> list[str]:
+    """Warn of adapters of dense layers that PEFT, by the type of the mixture, takes for adapters of its experts."""
+    lora, model_type = config.lora, hf_config.model_type
+    if not lora.is_on or model_type not in ROUTED - {"qwen2_moe"}:
+        return []
+    layers = adapter_shape(hf_config, lora.spec).names
+    if layers.isdisjoint(_OF_EXPERTS):
+        return []
+    return [
+        f"--lora-targets {shown(lora.lora_targets)}: PEFT takes {', '.join(sorted(layers & _OF_EXPERTS))} of a "
+        f"{model_type} for layers of its experts, and does not read such adapters, which coati-rl merge does; without "
+        f"them it does: --lora-targets {','.join(sorted(layers - _OF_EXPERTS))}"
+    ]
 
 
 def _refusals_of_head(config: TrainingConfig, spec: AdapterSpec) -> Iterator[str]:

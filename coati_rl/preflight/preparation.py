@@ -19,7 +19,7 @@ from coati_rl.config.training import TrainingConfig
 from coati_rl.memory.run_memory import Machine
 from coati_rl.model_files.check import Use
 from coati_rl.own_optimizer import check_own_functions
-from coati_rl.preflight.adapter import with_adapter
+from coati_rl.preflight.adapter import adapter_warnings, with_adapter
 from coati_rl.preflight.job_memory import check_memory
 from coati_rl.preflight.layout_choice import open_choices, with_choices
 from coati_rl.preflight.memory_check import MemoryCheck, this_machine
@@ -141,7 +141,7 @@ class Preparation(ABC, Generic[Job, Rows, Inputs, Result]):
             inputs=inputs,
             memory=(*chosen, *memory),
             check_gpus=memory_of,
-            warnings=(*of_files, *of_models, *of_memory),
+            warnings=(*of_files, *of_models, *adapter_warnings(config, hf_config), *of_memory),
         )
 
     def _with_models(self, config: Job, rows: Rows, directory: Path, hf_config: Any) -> tuple[Job, Any, list[str]]:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from coati_rl.config.model import ROUTED
 from consumer.models.loading import convert_shards
 from consumer.models.policy_model import policy_forward
 from consumer.models.scalar_head import scalar_head
@@ -59,12 +60,11 @@ class DecoderPolicy(Policy):
         policy = {type(model): whole}
         if self.shard_config.enable_tensor_parallelism:
             plan, dtype = tensor_parallel_plan(model.config), model.config.dtype
-            has_experts = EXPERTS in plan.values()  # then some layers may be dense
             linear = [
                 SubModuleReplacementDescription(
                     suffix=pattern.removeprefix("layers.*."),
                     target_module=ExpertsOfRank if style == EXPERTS else _converted(LINEAR[style], dtype),
-                    ignore_if_not_exist=has_experts,
+                    ignore_if_not_exist=model.config.model_type in ROUTED,  # some layers may be dense, or all sparse
                 )
                 for pattern, style in plan.items()
                 if style in LINEAR or style == EXPERTS

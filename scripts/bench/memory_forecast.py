@@ -83,7 +83,7 @@ FLAGS = {
     "layers": (6, "decoder layers without --model"),
     "vocab": (12288, "vocabulary without --model"),
     "seed": (0, "of weights and tokens"),
-    "num-experts": (0, "experts of a layer without --model, of which activations are not forecast; 0: a dense model"),
+    "num-experts": (0, "experts of a layer without --model; 0: a dense model"),
     "steps": (3, "measured optimizer steps"),
     "lora-rank": (0, "of adapters of all linear layers, in place of the weights; 0: the weights are trained"),
 }

@@ -47,6 +47,7 @@ class Mutant:
     new: str
     killed_by: tuple[str, ...]  # node ids; one of them has to fail
     kills_by_timeout: bool = False  # a hang counts as killed
+    full: bool = False  # its tests are outside of the fast suite
 
     def apply(self, text: str) -> str:
         """Return the file's text with the bug. Raises: ValueError unless its old text occurs exactly once."""
@@ -81,7 +82,7 @@ def copy_tree(directory: Path) -> Path:
     return directory
 
 
-def run_tests(tree: Path, tests: Sequence[str], *, timeout_s: float) -> tuple[int | None, str]:
+def run_tests(tree: Path, tests: Sequence[str], *, full: bool, timeout_s: float) -> tuple[int | None, str]:
     """Run tests of a copy until one fails. Returns: pytest's exit code, None if it did not end in time; its output.
 
     They run in a fork of a process that has imported the large libraries, which takes longer than most tests.
@@ -89,7 +90,7 @@ def run_tests(tree: Path, tests: Sequence[str], *, timeout_s: float) -> tuple[in
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LIBRARIES)
     output = tree / "pytest-output.txt"
-    process = context.Process(target=_run_pytest, args=(tree, tests, output))
+    process = context.Process(target=_run_pytest, args=(tree, ["--all", *tests] if full else tests, output))
     process.start()
     process.join(timeout_s)
     if process.exitcode is None:
@@ -99,7 +100,7 @@ def run_tests(tree: Path, tests: Sequence[str], *, timeout_s: float) -> tuple[in
     return process.exitcode - EXIT_CODES, output.read_text("utf-8", errors="replace")
 
 
-def _run_pytest(tree: Path, tests: Sequence[str], output: Path) -> None:
+def _run_pytest(tree: Path, arguments: Sequence[str], output: Path) -> None:
     """Run the process's body. Exits with EXIT_CODES plus pytest's code; any other code is an internal error."""
     os.setsid()
     with output.open("w") as file:
@@ -112,7 +113,7 @@ def _run_pytest(tree: Path, tests: Sequence[str], output: Path) -> None:
     import pytest
 
     marked = ["-m", "gpu"] if os.environ.get("COATI_EMULATED_GPU_HOME") else []
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *marked, *tests])
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *marked, *arguments])
     sys.stdout.flush()
     os._exit(EXIT_CODES + code)  # what a mutant has left behind may crash the interpreter's end
 
@@ -130,7 +131,7 @@ def check_mutant(mutant: Mutant, tree: Path, *, timeout_s: float) -> Result:
     original = path.read_text("utf-8")
     path.write_text(mutant.apply(original), "utf-8")
     try:
-        code, output = run_tests(tree, mutant.killed_by, timeout_s=timeout_s)
+        code, output = run_tests(tree, mutant.killed_by, full=mutant.full, timeout_s=timeout_s)
     finally:
         path.write_text(original, "utf-8")
         if path.suffix == ".py":  # Python compares cached files by second and size, which two mutants may share
@@ -186,12 +187,13 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         trees = [copy_tree(Path(scratch) / str(number)) for number in range(min(arguments.jobs, len(mutants)))]
         begin = time.monotonic()
-        tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.killed_by))
-        code, output = run_tests(trees[0], tests, timeout_s=BASELINE_TIMEOUT_S)
-        if code != TESTS_PASSED:
-            print(f"{output}\nthe killing tests do not pass without a mutant", file=sys.stderr)
-            return 2
-        print(f"{len(tests)} killing tests pass without a mutant, in {time.monotonic() - begin:.0f} s", flush=True)
+        for full in sorted({mutant.full for mutant in mutants}):
+            tests = list(dict.fromkeys(test for mutant in mutants if mutant.full == full for test in mutant.killed_by))
+            code, output = run_tests(trees[0], tests, full=full, timeout_s=BASELINE_TIMEOUT_S)
+            if code != TESTS_PASSED:
+                print(f"{output}\nthe killing tests do not pass without a mutant", file=sys.stderr)
+                return 2
+            print(f"{len(tests)} killing tests pass without a mutant, in {time.monotonic() - begin:.0f} s", flush=True)
         return 0 if check_all(mutants, trees, timeout_s=arguments.timeout_s) else 1
 
 

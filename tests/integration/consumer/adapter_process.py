@@ -118,6 +118,7 @@ ELSEWHERE = {
     "fsdp2_dp2": "pp2",
     "zero1_dp2": "zero2_dp2",
     "zero2_dp2": "zero1_dp2",
+    "ep2": "fsdp2_dp2",
     "tp2_pp2": "pp2_dp2",
     "pp2_dp2": "tp2_pp2",
 }

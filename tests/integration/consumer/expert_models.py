@@ -36,7 +36,7 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
 LAYOUTS_OF_EXPERTS = ("dp1", "dp2", "fsdp2_dp2", "pp2", "tp2", "tp2_pp2", "ep2", "ep2_dp2", "ep2_copies2", "fsdp2_tp2")
 LAYOUTS_OF_EXPERTS += ("cp2", "cp2_ep2", "cp2_pp2", "cp2_tp2")
 WITHOUT_STAGES = {"olmoe"}  # transformers declares no pipeline plan
-WITH_SHARDS = {"qwen3_moe", "qwen3_moe, some dense", "mixtral"}  # the others' tensor-parallel plans are refused
+WITH_SHARDS = {"qwen3_moe", "qwen3_moe, some dense", "qwen2_moe", "mixtral"}  # the others' plans are refused
 CLIPPED = next(iter(LOSSES))
 CUTS = (Cut(2, False, "several"), Cut(4, True, "uneven"), Cut(4, True, "one", True))  # padded, packed, shared prefixes
 

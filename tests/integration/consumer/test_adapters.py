@@ -1,11 +1,13 @@
 """Test that adapters have the gradients of transformers and PEFT in every layout, and go on from a checkpoint.
 
 The oracle is a PEFT model of transformers, one sample at a time in float32, with the plain formulas of the losses. The
-adapters that trials begin with were written by PEFT.
+adapters that trials begin with were written by PEFT. Those of mixtures of experts are beside all their linear layers.
 """
 
 import copy
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from tests.integration.consumer.adapter_process import (
     worst_of,
 )
 from tests.integration.consumer.conftest import LAYOUTS, MAX_GRAD_NORM, save_model
+from tests.integration.consumer.expert_models import EXPERTS, cuts_of
 from tests.integration.consumer.gradient_matrix import CASES
 from tests.integration.consumer.launches import launched
 from tests.integration.consumer.losses import Cut
@@ -48,6 +51,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-untied": ("llama", {"tied": False, "attention_bias": True}),
     "mistral-tied": ("mistral", {"tied": True, "sliding_window": 5}),
 }
+MISREAD = {"qwen3_moe, some dense", "deepseek_v2"}  # by PEFT, which takes adapters of dense layers for experts'
 OF_TRIALS = (*LAYOUTS, "cp2", "cp2_fsdp2", "cp2_tp2", "fsdp2_tp2", "fsdp2_tp2_dp2", "fsdp2_dp2_copies2")
 LOSSES = ("clip", "cross-entropy", "dpo", "pairwise", "value")
 CUTS = (Cut(1, True, "one"), Cut(2, True, "uneven"), Cut(2, False, "one"), Cut(4, True, "one", shared=True))
@@ -74,22 +78,41 @@ def trials() -> list[Trial]:
     ]
 
 
-TRIALS = trials()
-FAST = [each for each in TRIALS if each.layout == "dp1"]
+DENSE_TRIALS = trials()
+OF_EXPERTS = [("dp1", model) for model in EXPERTS]
+OF_EXPERTS += [(layout, "qwen2_moe") for layout in ("dp2", "ep2")]
+OF_EXPERTS += [
+    (layout, "qwen3_moe, some dense") for layout in ("dp2", "ep2", "ep2_dp2", "fsdp2_dp2", "tp2", "pp2", "cp2_ep2")
+]
+EXPERT_TRIALS = [
+    Trial(layout, "fp32", model, LOSSES[number % 3], cuts_of(model)[number % len(cuts_of(model))])
+    for number, (layout, model) in enumerate(OF_EXPERTS)
+]
+TRIALS = [*DENSE_TRIALS, *EXPERT_TRIALS]
+FAST = [each for each in DENSE_TRIALS if each.layout == "dp1" and each.loss != "cross-entropy"]
 FAST += [
     each
-    for each in TRIALS
+    for each in DENSE_TRIALS
     if (each.layout, each.loss) in {("tp2", "clip"), ("pp2", "clip"), ("fsdp2_dp2", "dpo"), ("zero1_dp2", "clip")}
     or (each.layout, each.loss) in {("tp2", "pairwise"), ("dp2", "cross-entropy"), ("tp2_pp2", "dpo")}
 ]
+FAST += EXPERT_TRIALS[:1]
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def due(request: pytest.FixtureRequest) -> list[Trial]:
+    return TRIALS if request.config.getoption("--all") else FAST
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, due: list[Trial]) -> Path:
     models = tmp_path_factory.mktemp("models")
-    for name, (architecture, settings) in MODELS.items():
+    for name in dict.fromkeys(each.model for each in due):
+        architecture, settings = (MODELS | EXPERTS)[name]
         directory = save_model(models / name, architecture, **settings)
         save_adapted(directory, AutoModelForCausalLM.from_pretrained(directory), "CAUSAL_LM")
+        if name in EXPERTS:
+            continue
         scored = reward_cases.save_reward_model(directory / SCORED, architecture, tied=settings["tied"])
         save_adapted(scored, AutoModelForSequenceClassification.from_pretrained(scored), "SEQ_CLS")
     return models
@@ -99,7 +122,8 @@ def save_adapted(directory: Path, model: PreTrainedModel, task: str) -> None:
     """Adapters whose numbers bfloat16 can hold, as PEFT writes them, and the model with them."""
     torch.manual_seed(5)
     config = peft.LoraConfig(r=SPEC.rank, lora_alpha=SPEC.alpha, target_modules="all-linear", task_type=task)
-    adapted = peft.get_peft_model(model, config)
+    with linear_layers_alone(model):
+        adapted = peft.get_peft_model(model, config)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
@@ -110,13 +134,24 @@ def save_adapted(directory: Path, model: PreTrainedModel, task: str) -> None:
     copy.deepcopy(adapted).merge_and_unload().save_pretrained(directory / MERGED)
 
 
+@contextmanager
+def linear_layers_alone(model: PreTrainedModel) -> Iterator[None]:
+    """Have PEFT adapt layers of these names where they are linear.
+
+    By the type of some mixtures it takes such names for those of experts, and adapts these in place.
+    """
+    kind = model.config.model_type
+    model.config.model_type = "qwen2_moe" if kind in {"qwen3_moe", "mixtral", "olmoe", "deepseek_v2"} else kind
+    yield
+    model.config.model_type = kind
+
+
 @pytest.fixture(scope="module")
 def found(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, trainers: TrainerServers, models: Path
+    tmp_path_factory: pytest.TempPathFactory, trainers: TrainerServers, models: Path, due: list[Trial]
 ) -> tuple[Path, dict[Trial, list[dict[str, Any]]]]:
     """The directory of the checkpoints, and what each rank recorded."""
     out_dir = tmp_path_factory.mktemp("adapters")
-    due = TRIALS if request.config.getoption("--all") else FAST
     return out_dir, launched(trainers, take_trials, out_dir, models, due)
 
 
@@ -132,8 +167,10 @@ def adapted_model(trial: Trial, model_dir: Path, adapter: Path) -> Any:
     if trial.is_scored:
         base: Any = reward_cases.plain_model(reward_cases.CASES[trial.loss], model_dir)
     else:
-        base = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager").eval()
-    return peft.PeftModel.from_pretrained(base, adapter, is_trainable=True).eval()
+        eager: dict[str, Any] = {"attn_implementation": "eager", "experts_implementation": "eager"}
+        base = AutoModelForCausalLM.from_pretrained(model_dir, **eager)
+    with linear_layers_alone(base) if trial.model in MISREAD else nullcontext():
+        return peft.PeftModel.from_pretrained(base, adapter, is_trainable=True).eval()
 
 
 def our_name(name: str) -> str:
@@ -196,7 +233,7 @@ def test_a_step_from_the_checkpoint_in_another_layout_is_the_same_step(trial: Tr
 
 
 @every_trial
-def test_peft_reads_the_checkpoint_as_what_was_trained(trial: Trial, found: Any, models: Path) -> None:
+def test_peft_reads_the_checkpoint_as_what_was_trained(trial: Trial, found: Any, models: Path, tmp_path: Path) -> None:
     out_dir, results = found
     ranks, saved, model_dir = results[trial], out_dir / trial.name / "step-1", trial.model_dir(models)
     trained = whole(ranks, "first", "trained")
@@ -211,7 +248,7 @@ def test_peft_reads_the_checkpoint_as_what_was_trained(trial: Trial, found: Any,
     assert load_state(saved)["weights"] == recorded_weights(saved, model_identity(model_dir))
     moments = {key for path in saved.glob("optimizer*.safetensors") for key in load_file(path)}
     assert {key.partition("/")[2] for key in moments} == trained.keys()
-    exported = model.float().merge_and_unload().state_dict()
+    exported = checkpoint_of(model.float().merge_and_unload(), tmp_path)
     merged = whole(ranks, "first", "merged")
     tolerance = 1e-6 if trial.precision == "fp32" else 2**-7
     for name, weight in merged.items():
@@ -220,12 +257,23 @@ def test_peft_reads_the_checkpoint_as_what_was_trained(trial: Trial, found: Any,
     assert any(not torch.equal(weight, load_base(base)[name]) for name, weight in merged.items() if "proj" in name)
 
 
+def checkpoint_of(model: PreTrainedModel, directory: Path) -> dict[str, Tensor]:
+    """By the names that the tensors have in files, as transformers writes them."""
+    model.save_pretrained(directory)
+    return load_file(directory / "model.safetensors")
+
+
 @functools.cache
 def load_base(directory: Path) -> dict[str, Tensor]:
     return load_file(directory / "model.safetensors")
 
 
-@pytest.mark.parametrize("trial", marked([each for each in TRIALS if not each.is_scored and "dp2" not in each.layout]))
+def has_scores(trial: Trial) -> bool:
+    """Where each rank has all samples."""
+    return not trial.is_scored and "dp2" not in trial.layout and not trial.layout.startswith("ep2")
+
+
+@pytest.mark.parametrize("trial", marked([each for each in TRIALS if has_scores(each)]))
 def test_reference_and_old_policy_are_exactly_the_base_and_the_policy_before(
     trial: Trial, found: Any, models: Path
 ) -> None:
@@ -248,9 +296,10 @@ def test_reference_and_old_policy_are_exactly_the_base_and_the_policy_before(
 
 
 def test_trials_meet_every_model_and_cut() -> None:
-    assert {trial.model for trial in FAST} == {*MODELS}
+    assert {trial.model for trial in FAST} == {*MODELS, EXPERT_TRIALS[0].model}
+    assert {trial.model for trial in TRIALS} == {*MODELS, *EXPERTS}
     assert {trial.loss for trial in FAST} == {*LOSSES}
-    assert {trial.cut for trial in FAST} == {*CUTS}
-    assert {(trial.layout, trial.loss) for trial in TRIALS} == {
+    assert {trial.cut for trial in FAST} == {*CUTS, EXPERT_TRIALS[0].cut}
+    assert {(trial.layout, trial.loss) for trial in DENSE_TRIALS} == {
         (layout, loss) for layout in OF_TRIALS for loss in LOSSES
     }

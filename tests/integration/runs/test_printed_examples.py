@@ -8,7 +8,14 @@ import pytest
 
 from coati_rl.config.commands import OFFLINE
 from tests.integration.runs.conftest import ROOT, Run
-from tests.printed_examples import Places, read_examples, served_rewards, with_step_token, write_reward_model
+from tests.printed_examples import (
+    Places,
+    read_examples,
+    served_rewards,
+    with_step_token,
+    write_experts,
+    write_reward_model,
+)
 
 pytestmark = pytest.mark.full
 
@@ -39,9 +46,10 @@ def run_class():
 def places(make_tiny, tmp_path_factory):
     directory = tmp_path_factory.mktemp("examples")
     policy = with_step_token(make_tiny(tied=True), directory / "policy")
+    experts = write_experts(policy, directory / "experts")
     judge = write_reward_model(policy, directory / "judge")
     with served_rewards() as url:
-        yield Places(directory, policy, judge, url, num_rows=24)
+        yield Places(directory, policy, experts, judge, url, num_rows=24)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +64,10 @@ def sampled(places):
 
 @pytest.mark.parametrize("example", [each for each in EXAMPLES if each.job in OFFLINE], ids=lambda each: each.name)
 def test_an_example_of_a_job_on_a_dataset_ends_with_a_model(start_run, places, sampled, example):
-    copies = {"--fsdp-size": 1} if "--fsdp-size" in example.words else {}  # two trainers are one copy, of -tp 2
-    run = start_run(*places.words(example, sizes=JOB_SIZES | copies | {"--run-dir": None}))
+    # Two trainers are one copy, of -tp 2, or share rows.
+    of_two = {"--fsdp-size": 1, "--context-parallel": 2}
+    layout = {flag: value for flag, value in of_two.items() if flag in example.words}
+    run = start_run(*places.words(example, sizes=JOB_SIZES | layout | {"--run-dir": None}))
     assert run.wait() == 0, run.text()
     assert [record["step"] for record in run.records()] == [1, 2]
     weights = "adapter_config.json" if "--lora-rank" in example.words else "config.json"

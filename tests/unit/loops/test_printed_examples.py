@@ -15,13 +15,27 @@ import rl_generate
 from coati_rl.config.cli import parse, parse_job
 from coati_rl.config.commands import OFFLINE
 from consumer.__main__ import _main as train_on_dataset
-from tests.printed_examples import Places, read_examples, served_rewards, with_step_token, write_reward_model
+from tests.printed_examples import (
+    Places,
+    read_examples,
+    served_rewards,
+    with_step_token,
+    write_experts,
+    write_reward_model,
+)
 from tests.unit.loops.offline_run import run_offline
 
 EXAMPLES = [each for each in read_examples() if each.job != "merge"]  # of adapters that a run has written
 LONG = 32_768  # positions of the model that stands for those of the pages
 NUM_ROWS = 256  # which fill a step of the printed sizes
-ON_CPU = {"--device": "cpu", "--precision": "fp32", "-zero": None, "--plugin": None, "-t": 1}
+ON_CPU = {
+    "--device": "cpu",
+    "--precision": "fp32",
+    "-zero": None,
+    "--plugin": None,
+    "--context-parallel": None,
+    "-t": 1,
+}
 SMALL_JOB = {**ON_CPU, "-tbs": 4, "-tmbs": 2, "--max-length": 256, "-e": 1, "--max-steps": 2}
 SMALL_SAMPLES = {"--device": "cpu", "-b": "fake", "-ptp": None, "-mpt": 128, "-mnt": 8, "-imbs": 4, "--max-samples": 12}
 SMALL_RUN = {
@@ -34,9 +48,10 @@ SMALL_RUN = {
 def places(model_dir, tmp_path_factory):
     directory = tmp_path_factory.mktemp("examples")
     policy = with_step_token(model_dir, directory / "policy", max_position_embeddings=LONG)
+    experts = write_experts(policy, directory / "experts")
     judge = write_reward_model(policy, directory / "judge")
     with served_rewards() as url:
-        yield Places(directory, policy, judge, url, num_rows=NUM_ROWS)
+        yield Places(directory, policy, experts, judge, url, num_rows=NUM_ROWS)
 
 
 @pytest.fixture(scope="module")

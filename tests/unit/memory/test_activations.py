@@ -1,5 +1,7 @@
 """Test what autograd is forecast to keep, against the tensors that real layers keep."""
 
+import itertools
+
 import pytest
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -93,6 +95,34 @@ def test_with_adapters_kept_bytes_are_those_of_real_layers(model_type, precision
     found = kept_by_autograd(config, dtype, lengths=(50, 30), is_recomputed=is_recomputed, adapters=spec)
     one_at_a_time = layer_bytes(model_shape(config), size, precision, "cpu", adapters) if is_recomputed else 0
     assert forecast(3) - one_at_a_time == found
+
+
+ROUTED = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+EXPERTS = {
+    "qwen3_moe": {**ROUTED, "norm_topk_prob": True},
+    "qwen2_moe": {**ROUTED, "shared_expert_intermediate_size": 40},
+    "mixtral": {"num_local_experts": 6},
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 2, "eos_token_id": 0},
+}
+
+
+CASES = list(itertools.product(EXPERTS, ("fp32", "bf16"), (False, True)))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "precision", "has_adapters"),
+    [pytest.param(*case, marks=[] if number % 5 == 0 else pytest.mark.full) for number, case in enumerate(CASES)],
+)
+def test_kept_bytes_of_experts_are_those_of_real_layers_and_some_numbers_a_token(model_type, precision, has_adapters):
+    """How many weights of routers are kept in which precision depends on the architecture."""
+    config = AutoConfig.for_model(model_type, **{**SIZES, **EXPERTS[model_type]}, sliding_window=None)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    size = MicroBatchSize(tokens=80, loss_tokens=60, longest=50)
+    spec = AdapterSpec(rank=8, alpha=8.0, targets=("all-linear",)) if has_adapters else None
+    adapters = None if spec is None else adapter_shape(config, spec)
+    found = kept_by_autograd(config, dtype, lengths=(50, 30), adapters=spec)
+    forecast = kept_bytes(model_shape(config), size, precision, "cpu", layers=3, is_recomputed=False, adapters=adapters)
+    assert 0 <= forecast - found <= 80 * 3 * 4 * 8
 
 
 def test_keys_and_values_of_a_shared_prompt_are_copied_for_each_response():

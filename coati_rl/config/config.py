@@ -19,6 +19,7 @@ from coati_rl.config.run import RunConfig
 from coati_rl.config.sampling import SamplingConfig
 from coati_rl.config.sync import SyncConfig
 from coati_rl.config.training import TrainingConfig
+from coati_rl.config.untrained_flags import penalty_refusal
 from coati_rl.generator_spec import GENERATED
 from coati_rl.reward_spec import ENVIRONMENT_REWARD, NO_REWARD, RewardActors
 from coati_rl.types import DEFAULT_TASK
@@ -69,6 +70,11 @@ class Config(TrainingConfig):
         """Return the section classes by name, in the order of --help."""
         found = super().sections()
         return {name: found[name] for name in _SECTIONS}
+
+    @classmethod
+    def refusal(cls, name: str, value: Any) -> str | None:
+        """Return why a run has no penalties of tokens; None for another name."""
+        return penalty_refusal(name, value)
 
     @classmethod
     def _completed(cls, flat: dict[str, Any]) -> dict[str, Any]:

@@ -104,21 +104,6 @@ class Config(TrainingConfig):
         return {name: self.of_task(name) for name in names}
 
     @property
-    def num_producers(self) -> int:
-        """Inference engines."""
-        return self.parallel.num_inferencer
-
-    @property
-    def producer_width(self) -> int:
-        """Processes of one inference engine."""
-        return self.parallel.producer_tensor_parallel_size
-
-    @property
-    def transfer_timeout_s(self) -> float:
-        """Deadline of a weight transfer to producers, seconds."""
-        return self.sync.sync_timeout_s
-
-    @property
     def max_sample_tokens(self) -> int:
         """Tokens of the longest training sample."""
         return self.max_model_len

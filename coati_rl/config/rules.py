@@ -15,7 +15,6 @@ from coati_rl.config.conflicts import conflict_problems
 from coati_rl.config.control_rules import control_problems
 from coati_rl.config.distillation_rules import distillation_problems
 from coati_rl.config.engine_rules import engine_problems
-from coati_rl.config.environment_rules import environment_problems
 from coati_rl.config.evaluation_rules import evaluation_problems
 from coati_rl.config.reward_rules import reward_problems, service_problems
 from coati_rl.config.source_rules import source_problems
@@ -40,7 +39,7 @@ def check(config: Config) -> None:
         problem
         for problems_of in (
             *(reward_problems, algorithm_problems, trainer_problems, _sizes, _budget, service_problems, _lengths),
-            *(distillation_problems, control_problems, evaluation_problems, source_problems, environment_problems),
+            *(distillation_problems, control_problems, evaluation_problems, source_problems),
             *(engine_problems, _unknown_tasks),
         )
         for problem in problems_of(config)

@@ -3,13 +3,15 @@ flat field name, as flags, run directories and checkpoints do.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, model_validator
 from pydantic.fields import FieldInfo
 
 from coati_rl.config.fields import STRICT, Section
 from coati_rl.text import did_you_mean
+
+Setting = TypeVar("Setting")
 
 
 class JobConfig(BaseModel):
@@ -117,6 +119,12 @@ class JobConfig(BaseModel):
     def values(self) -> dict[str, Any]:
         """Return all values by flat field name, as they are: no copies, no plain types in place of models."""
         return {name: getattr(getattr(self, section), name) for name, section in type(self).section_of().items()}
+
+    def setting(self, name: str, default: Setting) -> Setting:
+        """Return the value of a field by flat name; `default` for a command that has no such field."""
+        section = type(self).section_of().get(name)
+        value: Setting = default if section is None else getattr(getattr(self, section), name)
+        return value
 
     def with_changes(self, **changes: Any) -> Self:
         """Return a copy in which these fields, by flat name, have other values, which are not validated.

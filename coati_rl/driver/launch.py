@@ -81,8 +81,8 @@ def launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> Ru
                 actors,
                 lambda event: recorder.record(_with_timeline_event(event, timeline, log)),
                 num_producers=config.num_producers,
-                max_producers=config.max_producers,
-                takes_joining=config.join_port is not None,
+                max_producers=config.setting("max_producers", None),
+                takes_joining=config.setting("join_port", None) is not None,
                 stall_timeout_s=config.cluster.stall_timeout_s,
                 on_status=display.show_wait,
             )
@@ -130,13 +130,13 @@ def _check_addresses(config: TrainingConfig) -> None:
     """Raise ConfigError if another process listens where this run is to listen, before anything starts."""
     if config.cluster.master_port and not config.cluster.master_address:
         _check_port(config.cluster.master_port)
-    if isinstance(config, Config) and config.join_port is not None:
+    if isinstance(config, Config) and config.parallel.join_port is not None:
         check_join_address(config.parallel)
 
 
 def _join_port_held(config: TrainingConfig) -> AbstractContextManager[None]:
     """Hold --join-port; not in a cluster that runs, whose workers may be another user's and could not share it."""
-    if isinstance(config, Config) and config.join_port is not None and not config.cluster.master_address:
+    if isinstance(config, Config) and config.parallel.join_port is not None and not config.cluster.master_address:
         return join_port_held(config.parallel)
     return nullcontext()
 
@@ -148,7 +148,7 @@ def _introduce(prepared: PreparedJob, paths: RunPaths, display: ProgressDisplay)
     if prepared.resume is not None:
         display.recall(events_in(paths.run_dir / METRICS, paths.evaluation))
         _report_resumption(prepared.resume, display)
-    if isinstance(config, Config) and config.join_port is not None:
+    if isinstance(config, Config) and config.parallel.join_port is not None:
         token = write_token(paths.run_dir)
         display.print_line(f"to join: coati-rl join {join_url(config.parallel)} --token-file {token}")
 
@@ -168,7 +168,7 @@ def _check_port(port: int) -> None:
 
 def _report_data_ended(config: TrainingConfig, display: ProgressDisplay) -> None:
     """Say why a run that was not interrupted has taken fewer steps than --max-steps."""
-    wanted, taken = config.max_steps, display.last_step
+    wanted, taken = config.setting("max_steps", None), display.last_step
     if wanted is not None and taken is not None and taken < wanted:
         display.print_line(
             f"the run ended at step {taken} of --max-steps {wanted}: the data is used up; raise {config.PASSES} (-e)"

@@ -83,9 +83,4 @@ class PrmJobConfig(OfflineConfig):
     @property
     def sample_options(self) -> dict[str, Any]:
         """Return the arguments of `SAMPLES`."""
-        return {"placeholder": self.step_token, "reward_tokens": self.objective.reward_tokens}
-
-    @property
-    def step_token(self) -> str:
-        """Return the text after each step of a solution."""
-        return self.objective.placeholder_token
+        return {"placeholder": self.objective.placeholder_token, "reward_tokens": self.objective.reward_tokens}

@@ -90,13 +90,3 @@ class SftJobConfig(OfflineConfig):
     def sample_options(self) -> dict[str, Any]:
         """Return the arguments of `SAMPLES`."""
         return {"loss_on": self.objective.loss_on}
-
-    @property
-    def teacher(self) -> str | None:
-        """Return the model whose distribution the text's tokens are trained on."""
-        return self.distillation.teacher
-
-    @property
-    def streams_rows(self) -> bool:
-        """True if training rows are tokenised when they are drawn."""
-        return self.data.streaming

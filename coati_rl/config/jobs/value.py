@@ -63,7 +63,3 @@ class ValueJobConfig(OfflineConfig):
     def sample_options(self) -> dict[str, Any]:
         """Return the arguments of `SAMPLES`."""
         return {"discount": self.objective.gamma}
-
-    @property
-    def head_seed(self) -> None:
-        """None: a new head begins at 0, as that of a run's critic."""

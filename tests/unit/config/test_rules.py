@@ -103,6 +103,8 @@ def test_sizes_beyond_counting_are_refused_at_once():
     ("argv", "message"),
     [
         ("-a SFT", "--algo 'SFT': unknown; use CISPO, CLIP_COV, DAPO, "),
+        ("--advantage-estimator vtrace", "--advantage-estimator 'vtrace': unknown; use group_norm, group_mean, "),
+        ("--policy-loss ppo", "--policy-loss 'ppo': unknown; use clip, cispo, sapo, gmpo, vespo, or FILE.py:FUNCTION"),
         (
             "-rt tags",
             "--reward-type 'tags': unknown reward 'tags'; use think_answer_tags, boxed, code, reasoning_gym, FILE.py:",

@@ -18,7 +18,6 @@ from coati_rl.config.plan import Plan, make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.server_rules import stages_on_host
 from coati_rl.config.update_rules import with_sync_timeout
-from coati_rl.errors import ConfigError
 from coati_rl.estimator import load_estimator
 from coati_rl.memory.run_memory import Machine
 from coati_rl.model_files.check import Use
@@ -35,8 +34,9 @@ from coati_rl.preflight.prompts import (
     make_run_prompts,
     make_source,
 )
+from coati_rl.preflight.same_tokens import check_token_ids
 from coati_rl.preflight.saved_tokenizer import Encoded, some_rows
-from coati_rl.preflight.size_checks import check_length, check_prompts, check_step, check_token_ids, resolve_device
+from coati_rl.preflight.size_checks import check_length, check_prompts, check_step, resolve_device
 from coati_rl.reading.dataset import PromptSet, render_prompts
 from coati_rl.reading.prompt_source import PromptSource
 from coati_rl.transport.choice import choose_backend
@@ -130,9 +130,12 @@ class RunPreparation(Preparation[Config, RunRows, RunInputs, Prepared]):
         """Tokenise the prompts."""
         self.environment.check_tokenizer(tokenizer)
         train, evaluation = make_run_prompts(rows, config, tokenizer)
-        of_files = train if rows.of_files else None
-        check_prompts(config, of_files, evaluation)
-        check_token_ids(of_files, evaluation, hf_config, config.model.model)
+        sets = {"--dataset": train} if rows.of_files else {}
+        sets |= {f"--eval-dataset {name}": each for name, each in evaluation.items()}
+        check_prompts(config, sets)
+        for flag, each in sets.items():  # of streamed prompts the first ones are read
+            largest = ((prompt.uid, max(prompt.token_ids, default=0)) for prompt in each.prompts[:NUM_READ])
+            check_token_ids(flag, largest, hf_config.vocab_size, config.model.model)
         return RunInputs(
             train=train,
             evaluation=evaluation,
@@ -195,9 +198,5 @@ def _mean_prompt_tokens(train: PromptSet) -> float | None:
 
 
 def _evaluation_warnings(config: Config) -> Iterator[str]:
-    """Yield warnings. Raises: ConfigError if there is nothing to evaluate on."""
-    run = config.run
-    if run.eval_interval > 0 and not config.data.eval_dataset:
-        raise ConfigError(f"--eval-interval {run.eval_interval}: needs --eval-dataset, or -1 to switch it off")
-    if config.data.eval_dataset and run.eval_interval < 0:
+    if config.data.eval_dataset and config.run.eval_interval < 0:
         yield "--eval-dataset is not evaluated: --eval-interval is -1 (off)"

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from coati_rl.batching.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.checkpoint.dataset_resume import DatasetResume, open_dataset_resume
 from coati_rl.config.offline import OfflineConfig
@@ -26,6 +28,7 @@ from coati_rl.preflight.other_models import OtherModel
 from coati_rl.preflight.preparation import Found, Preparation
 from coati_rl.preflight.prepared import PreparedJob
 from coati_rl.preflight.resources import find_device, positions_of
+from coati_rl.preflight.same_tokens import check_token_ids
 from coati_rl.preflight.saved_tokenizer import Encoded, some_rows
 from coati_rl.reading.mixing import Mixing
 from coati_rl.samples import Sample
@@ -112,7 +115,11 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
         """Make the samples of training and of each evaluation."""
         sets = {flag: make_samples(config, forms, tokenizer, flag=flag) for flag, forms in rows.items()}
         _check_not_empty(config, sets)
-        _check_token_ids(sets, hf_config.vocab_size)
+        for flag, each in sets.items():  # streamed samples are not read for it
+            samples = each.samples if isinstance(each.samples, tuple) else ()
+            ids = ((it.uid, np.append(it.prefix_ids, it.token_ids)) for it in samples)
+            largest = ((f"{uid} (from 0)", int(each_ids.max(initial=0))) for uid, each_ids in ids)
+            check_token_ids(flag, largest, hf_config.vocab_size, config.model.model)
         return sets
 
     def encoded(self, config: OfflineConfig, rows: _Forms, tokenizer: Any) -> Iterator[Encoded]:
@@ -217,18 +224,6 @@ def _check_not_empty(config: OfflineConfig, sets: _Sets) -> None:
             why += f", of {counts.num_equal} pairs chosen equals rejected" if counts.num_equal else ""
             why += f", of {counts.num_undecided} the reward is undecided" if counts.num_undecided else ""
             raise ConfigError(f"{flag}: no row can be trained on: {why}")
-
-
-def _check_token_ids(sets: _Sets, vocab_size: int) -> None:
-    """Raise ConfigError for a token that the model has no embedding of; streamed samples are not read for it."""
-    for flag, each in sets.items():
-        for sample in each.samples if isinstance(each.samples, tuple) else ():
-            largest = max(ids.max(initial=0) for ids in (sample.prefix_ids, sample.token_ids))
-            if largest >= vocab_size:
-                raise ConfigError(
-                    f"{flag}: {sample.uid} (from 0) has the token {largest}, and --model is of {vocab_size} tokens; "
-                    "use the model whose tokens they are"
-                )
 
 
 def _check_step(config: OfflineConfig, plan: OfflinePlan) -> None:

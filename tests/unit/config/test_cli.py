@@ -231,7 +231,7 @@ def test_a_file_that_is_missing_is_refused(tmp_path):
         (["-ed", "{bad"], "--eval-dataset '{bad': not JSON"),
         (["-ed", "[1]"], "--eval-dataset [1]: Input should be a valid dictionary"),
         (["-ed", '{"t": 1}'], "--eval-dataset 't': 1: Input should be a valid string"),
-        (["-ed", '{"a/b": "x"}'], "the task 'a/b' names the result files"),
+        (["-ed", '{"a/b": "x"}'], "the name 'a/b' names metrics and files of results"),
         (["-b", "sglang"], "--backend 'sglang': use vllm, transformers, fake or http://HOST:PORT of a vLLM server"),
         (["-b", "http://a:1,http://a:1/"], "http://a:1 is given twice; each server is one engine"),
         (["-b", "ftp://a:1"], "'ftp://a:1' is not the address of a server; write http://HOST:PORT"),

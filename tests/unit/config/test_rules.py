@@ -165,13 +165,13 @@ def test_what_this_version_cannot_do_is_refused_by_name(argv, message):
         ),
         (
             "--max-tokens-per-microbatch 700 -mpt 512 -mnt 256",
-            "--max-tokens-per-microbatch 700: a single sample may have mpt + mnt = 512 + 256 = 768 tokens",
+            "--max-tokens-per-microbatch 700: a single sample may have -mpt 512 + -mnt 256 = 768 tokens",
             ["--max-tokens-per-microbatch 768", "-mnt 188"],
         ),
         (
             "--max-tokens-per-microbatch 500 -mpt 512 -mnt 256",
-            "--max-tokens-per-microbatch 500: a single sample may have mpt + mnt = 512 + 256 = 768 tokens",
-            ["--max-tokens-per-microbatch 768"],
+            "--max-tokens-per-microbatch 500: a single sample may have -mpt 512 + -mnt 256 = 768 tokens",
+            ["--max-tokens-per-microbatch 768", "-mpt 250 -mnt 250"],
         ),
         (
             "--max-tokens-per-microbatch 700 -mpt 512 -mnt 9999 --max-episode-tokens 768",
@@ -181,7 +181,7 @@ def test_what_this_version_cannot_do_is_refused_by_name(argv, message):
         (
             "--max-tokens-per-microbatch 500 -mpt 512 --max-episode-tokens 768",
             "--max-tokens-per-microbatch 500: a single sample may have --max-episode-tokens 768 tokens",
-            ["--max-tokens-per-microbatch 768"],
+            ["--max-tokens-per-microbatch 768", "--max-episode-tokens 500 -mpt 250"],
         ),
     ],
 )

@@ -93,13 +93,11 @@ class ReadyServer(uvicorn.Server):
         self._on_ready, self._on_end = on_ready, on_end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See `uvicorn.Server`."""
         await super().startup(sockets)
         if self.started:
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See `uvicorn.Server`."""
         if self._on_end is not None:
             self._on_end()
         await super().shutdown(sockets)

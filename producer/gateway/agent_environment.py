@@ -263,7 +263,6 @@ class _LeaseSample:
     async def __call__(
         self, token_ids: Sequence[int], *, num_samples: int, sampling: Mapping[str, Any], on_tokens: OnTokens | None
     ) -> tuple[Completion, ...]:
-        """See `Sample`."""
         asking = self._generate(
             token_ids, num_samples=num_samples, episode=self._episode, sampling=sampling, on_tokens=on_tokens
         )

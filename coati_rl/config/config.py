@@ -105,7 +105,6 @@ class Config(TrainingConfig):
 
     @property
     def max_sample_tokens(self) -> int:
-        """Tokens of the longest training sample."""
         return self.max_model_len
 
     @property

@@ -56,5 +56,4 @@ class OfflineConfig(TrainingConfig):
 
     @property
     def max_sample_tokens(self) -> int:
-        """Tokens of the longest training sample."""
         return self.data.max_length

@@ -64,7 +64,6 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
         )
 
     def read_rows(self, config: OfflineConfig) -> _Forms:
-        """Read the rows of training and of each evaluation."""
         paths = {TRAIN_FLAG: config.data.dataset}
         paths |= {f"--eval-dataset {name}": path for name, path in (config.data.eval_dataset or {}).items()}
         return {flag: load_forms(config, path, flag=flag) for flag, path in paths.items()}
@@ -75,11 +74,9 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
         return without_effect(config)
 
     def unchecked(self, config: OfflineConfig) -> str:
-        """Name the lengths of samples, and what cuts the model."""
         return "lengths and the layout"
 
     def without_tokens(self, rows: _Forms) -> _Sets:
-        """Return no samples."""
         return {}
 
     def within_positions(self, config: OfflineConfig, hf_config: Any) -> OfflineConfig:
@@ -100,7 +97,6 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
         return ("trained", of_head) if config.HAS_SCALAR_HEAD else ("trained",)
 
     def needs_chat_template(self, config: OfflineConfig, rows: _Forms) -> bool:
-        """Whether a row is a conversation."""
         return any(needs_chat_template(forms) for forms in rows.values())
 
     def other_models(self, config: OfflineConfig) -> Iterator[OtherModel]:
@@ -112,7 +108,6 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
             yield OtherModel(flag="--teacher", field="teacher", name=config.teacher, without_full=without_full)
 
     def make_inputs(self, config: OfflineConfig, rows: _Forms, tokenizer: Any, hf_config: Any) -> _Sets:
-        """Make the samples of training and of each evaluation."""
         sets = {flag: make_samples(config, forms, tokenizer, flag=flag) for flag, forms in rows.items()}
         _check_not_empty(config, sets)
         for flag, each in sets.items():  # streamed samples are not read for it
@@ -123,7 +118,6 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
         return sets
 
     def encoded(self, config: OfflineConfig, rows: _Forms, tokenizer: Any) -> Iterator[Encoded]:
-        """Yield samples of all files."""
         for forms in rows.values():
             for source in forms.streamed or (forms.forms,):
                 for form in some_rows(source).values():
@@ -132,12 +126,10 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
     def memory_check(
         self, config: OfflineConfig, hf_config: Any, machine: Machine, inputs: _Sets | None
     ) -> MemoryCheck[OfflineConfig]:
-        """Return the check of the trainers."""
         samples = () if inputs is None else inputs[TRAIN_FLAG].samples
         return job_check(config, hf_config, machine, samples=samples, check_layout=self.check_layout)
 
     def plan(self, found: Found[OfflineConfig, _Sets], device: Device) -> OfflinePlan:
-        """Return the plan."""
         train = found.inputs.get(TRAIN_FLAG)
         plan = make_offline_plan(
             found.config,
@@ -150,13 +142,11 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
         return plan
 
     def open_resume(self, found: Found[OfflineConfig, _Sets]) -> DatasetResume | None:
-        """Open the checkpoint with the samples' positions."""
         config, train = found.config, found.inputs.get(TRAIN_FLAG)
         source = None if train is None else DatasetSource(train.samples, dataset_settings(config, train.mixing))
         return open_dataset_resume(config, source)
 
     def prepared(self, found: Found[OfflineConfig, _Sets], rows: _Forms, **common: Any) -> PreparedDataset:
-        """Return the job's inputs."""
         train = found.inputs.get(TRAIN_FLAG)
         return PreparedDataset(
             train=() if train is None else train.samples,

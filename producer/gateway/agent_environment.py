@@ -105,7 +105,6 @@ class AgentEnvironment:
         self._server = ServerThread(app)
 
     async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> Rollout:
-        """See `Environment.run`. Raises: RolloutError if all episodes fail."""
         loop, cut = asyncio.get_running_loop(), asyncio.Event()  # of the gateway's event loop
         cutting = asyncio.ensure_future(self._set_when(generate.cut, cut))
         works = [self._server.submit(self._play(prompt, generate, number, loop, cut)) for number in range(group_size)]

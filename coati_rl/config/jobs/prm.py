@@ -76,7 +76,6 @@ class PrmJobConfig(OfflineConfig):
 
     @property
     def objective_text(self) -> str:
-        """Return the objective for people, as the plan shows it."""
         right, wrong = self.objective.reward_tokens
         return f"label {right} or {wrong} after each step"
 

@@ -79,7 +79,6 @@ class SftJobConfig(OfflineConfig):
 
     @property
     def objective_text(self) -> str:
-        """Return the objective for people, as the plan shows it."""
         tokens = {"assistant": "the assistant's tokens", "last": "the last turn's tokens", "all": "all tokens"}
         terms, share = "cross-entropy", self.distillation.distill_weight
         if self.distillation.teacher is not None:

@@ -143,7 +143,7 @@ def _reward_model_cls(config: Config) -> type | None:
 
 
 def _join_server_cls(config: Config) -> type | None:
-    if config.join_port is None:
+    if config.parallel.join_port is None:
         return None
     from producer.joining.server import JoinServerActor
 

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -24,11 +23,11 @@ from coati_rl.processes.exit_codes import exit_code_of
 from coati_rl.processes.exit_messages import print_lines
 from coati_rl.processes.slow_phase import slow_phase
 from coati_rl.processes.subreaper import run_under_subreaper
+from producer.engines.environment import set_engine_environment
 
 if TYPE_CHECKING:
     from coati_rl.preflight.prepare_generation import PreparedGeneration
     from coati_rl.protocols import GroupScorer
-    from coati_rl.types import Device
     from producer.batch.output import BatchOutput
 
 _LOAD_TIMEOUT_S = 600.0  # of the engine
@@ -52,7 +51,7 @@ def main(argv: Sequence[str], scratch: Path) -> int:
 def _run(config: GenerateConfig, *, is_dry_run: bool) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before torch is imported
     has_gpu = config.engine.device != "cpu" and any(Path("/dev").glob("nvidia[0-9]*"))
-    _set_environment("cuda" if has_gpu else "cpu", config)  # before transformers is imported
+    set_engine_environment("cuda" if has_gpu else "cpu", config.engine)  # before transformers is imported
     from coati_rl.preflight.prepare_generation import prepare_generation
     from coati_rl.preflight.prompts import RewardFacts
     from producer.batch.output import BatchOutput, earlier_settings
@@ -105,7 +104,7 @@ def _generate(
         return summarise(output.records, group_size=sampling.num_generations, is_scored=config.is_scored)
     if output.records:
         _say(f"{prepared.output} has {len(output.records)} of {len(prepared.prompts.prompts)} prompts: going on")
-    _set_environment(prepared.device, config)
+    set_engine_environment(prepared.device, engine)
     chosen = config.output
     job = BatchJob(
         prompts=prepared.prompts.prompts,
@@ -138,18 +137,6 @@ def _generate(
             loaded = create_engine(sampling.backend, options, load_timeout_s=_LOAD_TIMEOUT_S)
         with closing(loaded):
             return run_batch(job, output, loaded, scorer, report=_say)
-
-
-def _set_environment(device: "Device", config: GenerateConfig) -> None:
-    """Set what engine libraries read when they are imported; OMP_NUM_THREADS stays as it is."""
-    from producer.engines import engine_environment
-
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.triton_utils\.dispatcher")
-    engine = config.engine
-    environment = engine_environment(
-        device, engine.producer_tensor_parallel_size, compiles=engine.enforce_eager is False
-    )
-    os.environ.update({name: value for name, value in environment.items() if name != "OMP_NUM_THREADS"})
 
 
 def run(argv: Sequence[str]) -> int:

@@ -65,7 +65,6 @@ class TrainingSession:
         self._models = set[str]()
 
     def create(self, model: str, spec: ModelSpec) -> None:
-        """See `TrainingCore`."""
         if model in self._models:
             raise RequestError(f"model {model!r} is there already; use another name")
         if spec.rank < 0:
@@ -76,12 +75,10 @@ class TrainingSession:
         self._models.add(model)
 
     def check(self, request: LossRequest) -> None:
-        """See `TrainingCore`."""
         self._known(request.model)
         check_request(request, max_tokens=self.max_tokens, vocab_size=self.vocab_size)
 
     def forward_backward(self, requests: Sequence[LossRequest]) -> list[LossResult | RequestError]:
-        """See `TrainingCore`."""
         problems = [_problem(self.check, request) for request in requests]
         chosen = [request for request, problem in zip(requests, problems, strict=True) if problem is None]
         found = iter(self._computed(chosen) if chosen else ())
@@ -114,12 +111,10 @@ class TrainingSession:
         self._models.add(model)
 
     def drop(self, model: str) -> None:
-        """See `TrainingCore`."""
         self._each("drop", model)
         self._models.discard(model)
 
     def close(self) -> None:
-        """See `TrainingCore`."""
         self._each("close")
 
     def __enter__(self) -> "TrainingSession":

@@ -1,5 +1,6 @@
-"""Format parts of messages: one line of any value or error, counts, names of producers, text of models to be shown."""
+"""Format parts of messages: one line of any value or error, counts, names, text of models to be shown."""
 
+import difflib
 import unicodedata
 from collections.abc import Iterable
 
@@ -41,6 +42,12 @@ def both_ends(text: str, limit: int) -> str:
 def shown_ends(text: str, limit: int) -> str:
     """Return `both_ends` of a model's or a user's text, `printable`."""
     return both_ends(printable(both_ends(text, 4 * limit)), limit)
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return a remedy for an unknown name: the nearest known one, or `otherwise`."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def count(number: int, noun: str) -> str:

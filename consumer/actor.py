@@ -91,7 +91,7 @@ class TrainerActor:
         # at a checkpoint those that have written their files wait for the others.
         precision: Literal["bf16", "fp32"] = "bf16" if self._context.dtype == "bfloat16" else "fp32"
         save_s = slow_seconds(checkpoint_bytes(config, precision))
-        timeout_s = COLLECTIVE_TIMEOUT_S + config.transfer_timeout_s + save_s
+        timeout_s = COLLECTIVE_TIMEOUT_S + config.setting("sync_timeout_s", 0.0) + save_s
         device = init_process_group(
             rank=self._rank,
             world_size=config.parallel.num_trainers,

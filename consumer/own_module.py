@@ -43,7 +43,10 @@ class Split:
 
 
 class OwnModuleRank(JoinedRank):
-    """Load the module, shard it over several ranks by FSDP2, and call its methods; methods are collective."""
+    """Load the module, shard it over several ranks by FSDP2, and call its methods; implements `Exporter`.
+
+    Methods are collective.
+    """
 
     module: Any = None
 
@@ -103,18 +106,15 @@ class OwnModuleRank(JoinedRank):
             self._reshard()
 
     def weight_entries(self) -> tuple[TensorEntry, ...]:
-        """See `Exporter`."""
         dtype = dtype_name(self._dtype)
         entries = (entry for each in self._stored.values() for entry in each.entries())
         return tuple(TensorEntry(name=name, dtype=dtype, shape=shape) for name, shape in entries)
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Exporter`."""
         for name, whole in self._whole():
             yield from self._stored[name].split(whole)
 
     def base_identity(self) -> str:
-        """See `Exporter`."""
         return ""
 
     def probe(self, token_ids: Sequence[int]) -> list[np.ndarray]:

@@ -75,12 +75,10 @@ class LeaseGenerate:
 
     @property
     def temperature(self) -> float:
-        """See `Generate`."""
         return self._lease.sampling.temperature
 
     @property
     def sampling(self) -> SamplingParams:
-        """See `Generate`."""
         return self._lease.sampling
 
     async def __call__(
@@ -92,7 +90,6 @@ class LeaseGenerate:
         sampling: Mapping[str, Any] | None = None,
         on_tokens: OnTokens | None = None,
     ) -> tuple[Completion, ...]:
-        """See `Generate`."""
         num_sampled = self._num_sampled(num_samples, episode)
         # A stream counts the samples of a request, and shows those that come first.
         parts = (
@@ -113,7 +110,6 @@ class LeaseGenerate:
             raise
 
     def end_episode(self, episode: int) -> None:
-        """See `Generate`."""
         if episode in self._turns:
             self._engine.close_episode(self._episode_id(episode))
 

@@ -6,14 +6,9 @@ flight and the engine. It uses plain HTTP: for other machines use a TLS proxy.
 
 import hmac
 import os
-import signal
-import socket
-import sys
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, cast
 
 from fastapi import FastAPI, Request
@@ -23,9 +18,11 @@ from coati_rl.config.needs import need_problems
 from coati_rl.config.serve import ServeConfig
 from coati_rl.errors import ConfigError
 from coati_rl.processes.http_server import ReadyServer, is_loopback, listen_as_told, server_config, url_of
+from coati_rl.processes.interrupts import ended_by_signals
 from coati_rl.processes.slow_phase import slow_phase
 from coati_rl.protocols import GenerationEngine
-from coati_rl.types import Device, SamplingParams
+from coati_rl.types import SamplingParams
+from producer.engines.environment import set_engine_environment
 from producer.engines.vllm_arguments import check_engine_args, check_quantization
 from producer.environments.chat import ChatTemplate
 from producer.gateway.app import make_app
@@ -65,7 +62,7 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
     check_engine_args(engine.engine_arg)
     check_quantization(engine.quantization, gets_updates=False)
     device = engine_device(engine.device, width=engine.producer_tensor_parallel_size)
-    _set_environment(device, config)  # before transformers is imported
+    set_engine_environment(device, engine)  # before transformers is imported
     weights = served_weights(config, lambda name, flag: cast(Path, resolve_model(name, is_dry_run=False, flag=flag)))
     precision = config.model.precision or ("bf16" if device == "cuda" else "fp32")
     uses: tuple[Use, ...] = () if engine.backend == "fake" else ("sampled",)
@@ -81,7 +78,10 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
     if is_dry_run:
         say(f"would serve {told}")
         return
-    with _ended_by_signals(), _listener(config, say) as listener:
+    with (
+        ended_by_signals(),
+        listen_as_told(config.server.host, config.server.port, say=say, what="key, prompts and answers") as listener,
+    ):
         from producer.engines import EngineOptions, create_engine
 
         models, adapters = named_models(weights)
@@ -152,51 +152,8 @@ def _api_key(config: ServeConfig) -> str | None:
     return key
 
 
-def _listener(config: ServeConfig, say: Callable[[str], None]) -> socket.socket:
-    """Open the socket. Raises: ConfigError if that fails."""
-    host = config.server.host
-    listener = listen_as_told(host, config.server.port)
-    if not is_loopback(host):
-        say(
-            f"warning: --host {host} is reachable from other machines without TLS: key, prompts and answers are sent "
-            "unencrypted; use a private network or a TLS proxy"
-        )
-    return listener
-
-
 def _max_model_len(wanted: int | None, positions: int | None) -> int:
     """Return the longest context, in tokens. Raises: ConfigError if the model has fewer positions."""
     if wanted is not None and positions is not None and wanted > positions:
         raise ConfigError(f"--max-model-len {wanted}: the model has {positions} positions; use at most {positions}")
     return wanted or min(positions or _MAX_MODEL_LEN, _MAX_MODEL_LEN)
-
-
-def _set_environment(device: Device, config: ServeConfig) -> None:
-    """Set what engine libraries read when they are imported; OMP_NUM_THREADS stays as it is."""
-    from producer.engines import engine_environment
-
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.triton_utils\.dispatcher")
-    engine = config.engine
-    environment = engine_environment(
-        device, engine.producer_tensor_parallel_size, compiles=engine.enforce_eager is False
-    )
-    os.environ.update({name: value for name, value in environment.items() if name != "OMP_NUM_THREADS"})
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Exit with code 0 on SIGTERM and with KeyboardInterrupt on SIGINT; later signals are ignored."""
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        for ignored in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(ignored, signal.SIG_IGN)
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        sys.exit(0)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

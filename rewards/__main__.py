@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from coati_rl.errors import ConfigError, RunError
+from coati_rl.processes.exit_codes import exit_code_of
 from rewards.commands import score_command
 
 
@@ -27,18 +27,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m rewards"
     parser = _parser(prog, with_serve=not arguments or arguments[0] != "score")
     options = parser.parse_args(arguments)
     try:
-        options.run(options)
-    except ConfigError as error:
-        return _fail(2, str(error))
-    except RunError as error:
-        return _fail(1, str(error))
+        return exit_code_of(lambda: options.run(options), prog="rewards")
     except BrokenPipeError:
         # The reader of the output has closed it. The interpreter flushes stdout at exit: let it write to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
-        return _fail(130, "interrupted")
-    return 0
 
 
 def score(arguments: Sequence[str]) -> int:
@@ -64,11 +57,6 @@ def _parser(prog: str, *, with_serve: bool) -> argparse.ArgumentParser:
         serve_command.add_arguments(serve)
         serve.set_defaults(run=serve_command.serve_command)
     return parser
-
-
-def _fail(exit_code: int, message: str) -> int:
-    sys.stderr.write(f"rewards: {message}\n")
-    return exit_code
 
 
 if __name__ == "__main__":

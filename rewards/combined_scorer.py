@@ -47,7 +47,6 @@ class CombinedScorer:
         return combined
 
     def close(self) -> None:
-        """See `GroupScorer.close`."""
         with ExitStack() as stack:
             for scorer in self._scorers:
                 stack.enter_context(closing(scorer))

@@ -32,7 +32,6 @@ class GeneratedReward:
         load_package()
 
     def score(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
-        """See `Reward.score`."""
         for response in responses:
             yield self._score_one(response, problem)
 

@@ -74,7 +74,6 @@ class OwnFunctionReward:
         self._logged: set[tuple[str, str]] = set()  # exception types and lines whose traceback has been logged
 
     def score(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
-        """See `Reward.score`."""
         if self.is_batch:
             yield from self._score_group(responses, problem)
         elif self._is_async:

@@ -52,7 +52,6 @@ class ResponseReward:
         self._reward_fn = reward_fn
 
     def score(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
-        """See `Reward.score`."""
         for response in responses:
             yield score_safely(self._reward_fn, response, problem.ground_truth)
 

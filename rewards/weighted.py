@@ -96,7 +96,6 @@ class WeightedReward:
             warm_up(part.reward)
 
     def score(self, responses: Sequence[str], problem: Problem) -> Iterator[Score]:
-        """See `Reward.score`."""
         for scores in zip(*(part.reward.score(responses, problem) for part in self._parts), strict=True):
             yield self._combine(scores)
 

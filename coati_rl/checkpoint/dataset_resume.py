@@ -23,7 +23,6 @@ class DatasetResume(ResumedRun):
 
     @property
     def step(self) -> int:
-        """Return the optimizer steps taken."""
         return int(self.data_state["step"])
 
 

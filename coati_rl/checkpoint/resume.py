@@ -33,11 +33,9 @@ class ResumePoint(ResumedRun):
 
     @property
     def step(self) -> int:
-        """Return the optimizer steps taken."""
         return self.position.step
 
     def line(self) -> str:
-        """Return one line for the log."""
         line = ResumedRun.line(self)
         return line if self.recovered is None or not self.num_recovered else f"{line}, and {self.recovered.line()}"
 
@@ -47,7 +45,6 @@ class ResumePoint(ResumedRun):
         return 0 if self.recovered is None else len(self.recovered.finished)
 
     def record(self) -> dict[str, Any]:
-        """Return the record of the resumption in the run directory, as JSON."""
         return {**ResumedRun.record(self), "groups_of_ledger": self.num_recovered}
 
 

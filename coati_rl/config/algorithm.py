@@ -5,18 +5,18 @@ combinations contradict themselves.
 """
 
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import field_validator, model_validator
 
 from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GAE, GDPO, needs_baseline
 from coati_rl.algorithms.aggregation import LossVariation
 from coati_rl.algorithms.choices import POLICY_LOSSES, Correction, KLEstimator, RatioLevel, TokenSelection
-from coati_rl.config.fields import Section, execution, experiment, split_range
+from coati_rl.config.fields import OptionalRange, Range, Section, execution, experiment, function_or
 from coati_rl.config.model import RouterReplay, aux_loss_coeff
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.presets import PRESETS, fill_in
-from coati_rl.plugins import absolute, absolute_plugin
+from coati_rl.plugins import absolute
 from coati_rl.types import MAX_REWARD
 
 KLPlace = Literal["none", "loss", "reward"]
@@ -32,7 +32,7 @@ class AlgorithmConfig(Section):
         "GRPO", "Preset of all settings below that it names; or a FILE.yaml of your own.", short="-a"
     )
 
-    advantage_estimator: str = part(
+    advantage_estimator: Annotated[str, function_or(*ADVANTAGE_ESTIMATORS, GDPO, GAE)] = part(
         "group_norm",
         f"From a group's rewards to advantages: {', '.join(ADVANTAGE_ESTIMATORS)}, {GDPO} (each reward of -rt by "
         f"itself), {GAE} (of a critic, by token), or FILE.py:FUNCTION.",
@@ -46,7 +46,9 @@ class AlgorithmConfig(Section):
         le=1,
     )
     whiten_advantages: bool = part(False, "Bring advantages to mean 0 and deviation 1 over all tokens of a step.")
-    policy_loss: str = part("clip", f"Token term of the loss: {', '.join(POLICY_LOSSES)}, or FILE.py:FUNCTION.")
+    policy_loss: Annotated[str, function_or(*POLICY_LOSSES)] = part(
+        "clip", f"Token term of the loss: {', '.join(POLICY_LOSSES)}, or FILE.py:FUNCTION."
+    )
     ratio_level: RatioLevel = part("token", "Importance ratio of each token, or of the whole response (GSPO).")
     clip_eps_low: float = part(0.2, "The ratio is clipped at 1 - this; 1: no lower bound.", ge=0, le=1)
     clip_eps_high: float = part(0.2, "The ratio is clipped at 1 + this.", ge=0)
@@ -60,13 +62,13 @@ class AlgorithmConfig(Section):
         needs={"policy_loss": ("sapo",)},
     )
     sapo_temperature_neg: float = part(1.05, "The same at other advantages.", gt=0, needs={"policy_loss": ("sapo",)})
-    vespo_positive: tuple[float, float] = part(
+    vespo_positive: Range = part(
         (2.0, 3.0),
         "Shape of vespo's weight where the advantage is not negative.",
         metavar="K,LAMBDA",
         needs={"policy_loss": ("vespo",)},
     )
-    vespo_negative: tuple[float, float] = part(
+    vespo_negative: Range = part(
         (3.0, 2.0), "The same at negative advantages.", metavar="K,LAMBDA", needs={"policy_loss": ("vespo",)}
     )
     token_selection: TokenSelection = part(
@@ -81,7 +83,7 @@ class AlgorithmConfig(Section):
         le=1,
         needs={"token_selection": ("top_entropy", "clip_cov", "kl_cov")},
     )
-    token_covariance: tuple[float, float] = part(
+    token_covariance: Range = part(
         (1.0, 5.0),
         "clip_cov chooses among tokens with a covariance in this range.",
         metavar="LOW,HIGH",
@@ -157,7 +159,7 @@ class AlgorithmConfig(Section):
         20.0, "A sample with a ratio above this is left out of the loss and counted; None: off.", gt=1, le=1e8
     )
 
-    filter_range: tuple[float, float] | None = part(
+    filter_range: OptionalRange = part(
         None, "Groups whose mean score (0 to 1) is not strictly inside are not trained; None: off.", metavar="LOW,HIGH"
     )
     dynamic_batching: bool = part(False, "Replace groups that are not trained, so that each step has tbs * dp others.")
@@ -196,16 +198,6 @@ class AlgorithmConfig(Section):
     @classmethod
     def _preset_is_upper_case(cls, name: str) -> str:
         return name.upper() if name.upper() in PRESETS else str(absolute(name))
-
-    @field_validator("advantage_estimator", "policy_loss")
-    @classmethod
-    def _path_is_absolute(cls, name: str) -> str:
-        return absolute_plugin(name)
-
-    @field_validator("filter_range", "vespo_positive", "vespo_negative", "token_covariance", mode="before")
-    @classmethod
-    def _split_range(cls, value: Any) -> Any:
-        return split_range(value)
 
 
 PRESET_FIELDS = (*AlgorithmConfig.model_fields, *OptimizerConfig.model_fields)  # what --algo FILE.yaml may set

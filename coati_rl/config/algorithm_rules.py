@@ -3,20 +3,17 @@
 import math
 from collections.abc import Iterator
 
-from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, GAE, GDPO, compares_samples
-from coati_rl.algorithms.choices import POLICY_LOSSES
+from coati_rl.algorithms.advantage import GDPO, compares_samples
 from coati_rl.config.algorithm import AlgorithmConfig
 from coati_rl.config.config import Config
 from coati_rl.config.fields import shown
 from coati_rl.config.sampling import UNCUT
-from coati_rl.plugins import is_plugin
 
 SEQUENCE_CLIP = 0.01  # sequence ratios are means of logs: beyond this no response is ever clipped
 
 
 def algorithm_problems(config: Config) -> Iterator[str]:
     """Why the algorithm cannot be run, each with a remedy."""
-    yield from _names(config.algorithm)
     yield from _kl(config.algorithm)
     yield from _clipping(config.algorithm)
     yield from _off_policy(config.algorithm)
@@ -64,15 +61,6 @@ def algorithm_warnings(config: Config) -> Iterator[str]:
 def needs_group(config: Config) -> bool:
     """True if a sample is compared with others of its prompt."""
     return compares_samples(config.algorithm.advantage_estimator) and not config.distillation.distill_only
-
-
-def _names(algorithm: AlgorithmConfig) -> Iterator[str]:
-    for flag, name, known in (
-        ("--advantage-estimator", algorithm.advantage_estimator, (*ADVANTAGE_ESTIMATORS, GDPO, GAE)),
-        ("--policy-loss", algorithm.policy_loss, POLICY_LOSSES),
-    ):
-        if name not in known and not is_plugin(name):
-            yield f"{flag} {name}: unknown; use {', '.join(known)}, or FILE.py:FUNCTION"
 
 
 def _updates(config: Config) -> Iterator[str]:

@@ -24,9 +24,9 @@ from coati_rl.config.other_names import answer_for
 from coati_rl.config.presets import without_dependents
 from coati_rl.config.sections import JobConfig
 from coati_rl.config.tasks import TaskConfig
-from coati_rl.config.untrained_flags import penalty_refusal
-from coati_rl.config.yaml_file import did_you_mean, read_yaml
+from coati_rl.config.yaml_file import read_yaml
 from coati_rl.errors import ConfigError
+from coati_rl.text import did_you_mean
 
 Job = TypeVar("Job", bound=JobConfig)
 
@@ -168,7 +168,7 @@ def _known_spellings(argv: Sequence[str], names: set[str], job: type[JobConfig])
             if found is None:
                 after = (each for each in argv[number : number + 1] if not each.startswith("--"))
                 given = value if equals else next(after, None)
-                if job is Config and (told := penalty_refusal(name, given)):
+                if told := job.refusal(name, given):
                     raise ConfigError(told)
                 if others := commands_with(name):
                     raise ConfigError(f"{name}: is a flag of coati-rl {' | '.join(others)}, and {job.prog()} lacks it")
@@ -192,7 +192,7 @@ def build_job(values: dict[str, Any], job: type[Job]) -> Job:
         job: whose fields they are.
     """
     try:
-        values = job.flattened(values)
+        values = job.known(values)
         return job(**values)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(problem, values, job) for problem in error.errors())) from error
@@ -226,15 +226,10 @@ def _explain(problem: Any, values: dict[str, Any], job: type[JobConfig]) -> str:
     name, *parts = [*problem["loc"][1:], ""] if problem["loc"] and problem["loc"][0] in job.sections() else [""]
     if problem["type"] == "extra_forbidden" and name == "tasks":
         task, setting = parts[:2]
-        if job is Config and (told := penalty_refusal(str(setting), problem["input"])):
-            return f"--tasks {task!r}: {told}"
         known = tuple(TaskConfig.model_fields)
         remedy = did_you_mean(str(setting), known, f"use {', '.join(known)}")
-        return f"--tasks {task!r}: {setting!r}: no setting of a task; {remedy}"
-    if problem["type"] == "extra_forbidden":
-        if job is Config and (told := penalty_refusal(str(problem["loc"][-1]), problem["input"])):
-            return told
-        return f"unknown field {'.'.join(str(part) for part in problem['loc'])!r}; --help lists the fields"
+        told = job.refusal(str(setting), problem["input"]) or f"{setting!r}: no setting of a task; {remedy}"
+        return f"--tasks {task!r}: {told}"
     if name not in fields:
         return message
     part = "".join(f"{key!r}: " for key in parts[:-1])  # the entry of an object or a list

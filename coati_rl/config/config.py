@@ -19,6 +19,7 @@ from coati_rl.config.run import RunConfig
 from coati_rl.config.sampling import SamplingConfig
 from coati_rl.config.sync import SyncConfig
 from coati_rl.config.training import TrainingConfig
+from coati_rl.config.untrained_flags import penalty_refusal
 from coati_rl.generator_spec import GENERATED
 from coati_rl.reward_spec import ENVIRONMENT_REWARD, NO_REWARD, RewardActors
 from coati_rl.types import DEFAULT_TASK
@@ -71,6 +72,11 @@ class Config(TrainingConfig):
         return {name: found[name] for name in _SECTIONS}
 
     @classmethod
+    def refusal(cls, name: str, value: Any) -> str | None:
+        """Return why a run has no penalties of tokens; None for another name."""
+        return penalty_refusal(name, value)
+
+    @classmethod
     def _completed(cls, flat: dict[str, Any]) -> dict[str, Any]:
         """A preset of one's own may set the optimizer, an environment gives its own rewards, and parts divide batches.
 
@@ -98,23 +104,7 @@ class Config(TrainingConfig):
         return {name: self.of_task(name) for name in names}
 
     @property
-    def num_producers(self) -> int:
-        """Inference engines."""
-        return self.parallel.num_inferencer
-
-    @property
-    def producer_width(self) -> int:
-        """Processes of one inference engine."""
-        return self.parallel.producer_tensor_parallel_size
-
-    @property
-    def transfer_timeout_s(self) -> float:
-        """Deadline of a weight transfer to producers, seconds."""
-        return self.sync.sync_timeout_s
-
-    @property
     def max_sample_tokens(self) -> int:
-        """Tokens of the longest training sample."""
         return self.max_model_len
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import field_validator
 
 from coati_rl.config.fields import Section, execution, experiment
-from coati_rl.config.named_paths import DataSource, check_no_shares, read_sources, shares_of
+from coati_rl.config.named_paths import DataSource, check_evaluation_sets, read_sources, shares_of
 from coati_rl.config.tasks import TaskConfig, check_name
 from coati_rl.generator_spec import GENERATED
 
@@ -206,9 +206,6 @@ class DataConfig(PromptFields):
 
     @field_validator("eval_dataset")
     @classmethod
-    def _tasks_are_file_names(cls, tasks: dict[str, str] | None) -> dict[str, str] | None:
-        for task, text in (tasks or {}).items():
-            check_no_shares(text)
-            if not task or "/" in task or task.startswith("."):
-                raise ValueError(f"the task {task!r} names the result files: use letters and digits")
-        return tasks
+    def _are_evaluation_sets(cls, sets: dict[str, str] | None) -> dict[str, str] | None:
+        check_evaluation_sets(sets)
+        return sets

@@ -6,37 +6,21 @@ Names and types of --engine-arg are vLLM's; see `producer.engines.vllm_arguments
 import json
 from collections.abc import Collection, Iterator
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 from coati_rl.config.config import Config
+from coati_rl.config.generate import EngineConfig
 from coati_rl.config.model import ROUTED
 from coati_rl.config.named_values import named_values
 from coati_rl.config.plan import resolve_precision
+from coati_rl.config.sampling import SamplingConfig
+from coati_rl.config.serve import ServeEngineConfig
 from coati_rl.config.server_rules import join_problems, server_problems
 from coati_rl.errors import ConfigError
 from coati_rl.types import Device
 
+EngineFlags = SamplingConfig | EngineConfig | ServeEngineConfig
 _HALF_CACHES = ("auto", "bfloat16", "float16")  # that keep keys and values as a bfloat16 model computes them
-
-
-class EngineFlags(Protocol):
-    """Declare the flags of an engine that every command with one has."""
-
-    @property
-    def block_size(self) -> int | None:
-        """Return the tokens of a block of the cache."""
-
-    @property
-    def quantization(self) -> str | None:
-        """Return the method of quantization."""
-
-    @property
-    def enforce_eager(self) -> bool | None:
-        """Return whether compilation is off."""
-
-    @property
-    def engine_arg(self) -> list[str]:
-        """Return further arguments of vLLM."""
 
 
 def sequences_at_a_time(config: Config) -> int:

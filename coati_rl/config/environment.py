@@ -97,6 +97,8 @@ class EnvironmentConfig(Section):
             return name
         if name and name.endswith(".py"):  # of another system: what is in it is known by its name
             return str(absolute(name))
+        if name and not is_plugin(name):
+            raise ValueError("is no environment; write FILE.py:CLASS")
         return name and absolute_plugin(name)
 
     @field_validator("agent_command")

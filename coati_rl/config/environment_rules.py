@@ -1,16 +1,8 @@
-"""Check the settings of episodes of several turns: contradictions are refused, odd ones are warned about."""
+"""Warn about odd settings of episodes of several turns."""
 
 from collections.abc import Iterator
 
 from coati_rl.config.config import Config
-from coati_rl.plugins import is_plugin
-
-
-def environment_problems(config: Config) -> Iterator[str]:
-    """Why episodes cannot be run like this, with a remedy."""
-    env = config.environment.env
-    if env is not None and not (is_plugin(env) or env.endswith(".py")):
-        yield f"--env {env}: is no environment; write FILE.py:CLASS"
 
 
 def environment_warnings(config: Config) -> Iterator[str]:

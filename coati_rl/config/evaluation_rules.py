@@ -1,27 +1,21 @@
 """Check how evaluations are sampled, and by what the best checkpoint is chosen, before anything starts."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from coati_rl.algorithms.pass_at_k import ks_of
 from coati_rl.config.config import Config
-from coati_rl.config.training import TrainingRunConfig
+from coati_rl.config.training import TrainingConfig
 
 
-def evaluation_problems(config: Config) -> Iterator[str]:
-    """Yield why evaluations cannot be sampled as asked, each with a remedy."""
-    yield from keep_best_problems(config.run, config.data.eval_dataset or (), _figures(config))
+def evaluation_problems(config: TrainingConfig) -> Iterator[str]:
+    """Yield why there are no evaluations as asked, each with a remedy.
 
-
-def keep_best_problems(
-    run: TrainingRunConfig, sets: Collection[str], figures: Collection[str] | None = None
-) -> Iterator[str]:
-    """Check that the metric is one of the evaluations, and that every checkpoint has an evaluation of its weights.
-
-    Args:
-        run: of any job.
-        sets: names of the evaluation sets.
-        figures: of each evaluation; None: they are known with the first evaluation.
+    The metric of the best checkpoint must be one of them, and every checkpoint must have an evaluation of its weights.
     """
+    run, sets = config.run, config.setting("eval_dataset", None) or ()
+    figures = _figures(config) if isinstance(config, Config) else None  # of a job they come with the first evaluation
+    if run.eval_interval > 0 and not sets:
+        yield f"--eval-interval {run.eval_interval}: needs --eval-dataset, or -1 to switch it off"
     metric = run.keep_best
     if metric is None:
         return

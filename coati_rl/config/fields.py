@@ -5,10 +5,12 @@ The long flag is the field's name with hyphens; a few keep the underscore of the
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
+
+from coati_rl.plugins import absolute_plugin, is_plugin
 
 Role = Literal["experiment", "execution"]
 
@@ -62,6 +64,19 @@ def flag(
     return Field(default, description=help_text, json_schema_extra=extra, **bounds)
 
 
+def function_or(*names: str) -> AfterValidator:
+    """Return the check of a text that is one of some names, or FILE.py:FUNCTION, whose path becomes absolute."""
+
+    def check(text: str | None) -> str | None:
+        if text is None or text in names:
+            return text
+        if not is_plugin(text):
+            raise ValueError(f"unknown; use {', '.join(names)}{', or ' if names else ''}FILE.py:FUNCTION")
+        return absolute_plugin(text)
+
+    return AfterValidator(check)
+
+
 def split_range(value: Any) -> Any:
     """Return LOW,HIGH as two numbers, before pydantic's own validation. Raises: ValueError for other text."""
     if value is None:
@@ -73,6 +88,8 @@ def split_range(value: Any) -> Any:
         raise ValueError("give two numbers, LOW,HIGH, like 0,1; or None") from error
 
 
+Range = Annotated[tuple[float, float], BeforeValidator(split_range)]
+OptionalRange = Annotated[tuple[float, float] | None, BeforeValidator(split_range)]
 experiment = partial(flag, role="experiment")
 execution = partial(flag, role="execution")
 

@@ -8,7 +8,7 @@ from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.config.model import ModelConfig
 from coati_rl.config.named_values import NamedValues
 from coati_rl.config.parallel import ParallelConfig
-from coati_rl.config.reward import RewardConfig
+from coati_rl.config.reward import RewardConfig, RewardType
 from coati_rl.config.sampling import SamplingConfig, Temperature, own_engine
 from coati_rl.config.sections import JobConfig
 from coati_rl.reward_spec import NO_REWARD
@@ -46,7 +46,7 @@ class GenerateSamplingConfig(Section):
 class GenerateRewardConfig(RewardConfig):
     """Rewards, the processes that compute them, and the limits of programs that a model wrote."""
 
-    reward_type: str = experiment(
+    reward_type: RewardType = experiment(
         NO_REWARD, "Scores of the responses, as in a run (docs/rewards.md); none: they are not scored.", short="-rt"
     )
 

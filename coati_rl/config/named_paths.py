@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -71,11 +71,14 @@ def shares_of(sources: Sequence[DataSource]) -> tuple[Fraction, ...]:
     return tuple(share / sum(shares) for share in shares)
 
 
-def check_no_shares(text: str) -> None:
-    """Raise ValueError for sources of an evaluation set, which is read whole, that have shares."""
-    for source in read_sources(text):
-        if source.share is not None:
-            raise ValueError(f"an evaluation set is read whole: leave out the share of {source.path}")
+def check_evaluation_sets(sets: Mapping[str, str] | None) -> None:
+    """Raise ValueError for a set whose name is no file's, and for sources with shares: a set is read whole."""
+    for name, text in (sets or {}).items():
+        for source in read_sources(text):
+            if source.share is not None:
+                raise ValueError(f"an evaluation set is read whole: leave out the share of {source.path}")
+        if not name or "/" in name or name.startswith("."):
+            raise ValueError(f"the name {name!r} names metrics and files of results: use letters and digits")
 
 
 def read_paths(flag: str, texts: Sequence[str], *, needs_names: bool) -> Any:

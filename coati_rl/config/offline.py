@@ -35,24 +35,9 @@ class OfflineConfig(TrainingConfig):
         return {}
 
     @property
-    def head_seed(self) -> int | None:
-        """Return the seed of a new scalar head's weights; None: they are 0."""
-        return self.run.seed
-
-    @property
-    def step_token(self) -> str | None:
-        """Return the text after each step of a solution; None: rows have no steps."""
-        return None
-
-    @property
-    def streams_rows(self) -> bool:
-        """True if training rows are tokenised when they are drawn."""
-        return False
-
-    @property
     def teacher(self) -> str | None:
         """Return the model whose whole distribution is trained on; None: there is none."""
-        return None
+        return self.setting("teacher", None)
 
     @property
     def uses_reference(self) -> bool:
@@ -62,14 +47,13 @@ class OfflineConfig(TrainingConfig):
     @property
     def reference_model(self) -> str:
         """Return the model that the loss compares with, if it does."""
-        return self.model.model
+        return self.setting("reference_model", None) or self.model.model
 
     @property
     def precomputes_reference(self) -> bool:
         """True if the reference's log-probabilities are computed before the first step and kept."""
-        return False
+        return self.uses_reference and self.setting("precompute_reference", False)
 
     @property
     def max_sample_tokens(self) -> int:
-        """Tokens of the longest training sample."""
         return self.data.max_length

@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from coati_rl.config.data import DatasetFields
 from coati_rl.config.fields import execution, experiment
-from coati_rl.config.named_paths import DataSource, check_no_shares, read_sources, shares_of
+from coati_rl.config.named_paths import DataSource, check_evaluation_sets, read_sources, shares_of
 
 _EVAL_SET = "eval"  # the name of an evaluation set that is given as a path alone
 
@@ -61,12 +61,10 @@ class OfflineDataConfig(DatasetFields):
 
     @field_validator("eval_dataset")
     @classmethod
-    def _names_are_file_names(cls, sets: dict[str, str] | None) -> dict[str, str] | None:
-        for name, text in (sets or {}).items():
-            check_no_shares(text)
+    def _are_evaluation_sets(cls, sets: dict[str, str] | None) -> dict[str, str] | None:
+        check_evaluation_sets(sets)
+        for text in (sets or {}).values():
             _check_no_generator(read_sources(text))
-            if not name or "/" in name or name.startswith("."):
-                raise ValueError(f"the name {name!r} names metrics: use letters and digits")
         return sets
 
     @property

@@ -42,7 +42,6 @@ class OfflinePlan(TrainingPlan):
     num_rows_dropped: int  # at the end, which fill no step
 
     def lines(self) -> list[str]:
-        """One line a number, for people."""
         dropped = f" ({self.num_rows_dropped} rows at the end fill no step)" if self.num_rows_dropped else ""
         numbers = {
             "objective": self.config.objective_text,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from coati_rl.config.evaluation_rules import keep_best_problems
+from coati_rl.config.evaluation_rules import evaluation_problems
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.trainer_rules import trainer_problems
 from coati_rl.errors import ConfigError
@@ -10,8 +10,7 @@ from coati_rl.errors import ConfigError
 
 def check_offline(config: OfflineConfig) -> None:
     """Refuse a combination that cannot run. Raises: ConfigError with all broken rules, one a line."""
-    problems = [*_sizes(config), *_budget(config), *_evaluation(config), *trainer_problems(config)]
-    problems += keep_best_problems(config.run, config.data.eval_dataset or ())
+    problems = [*_sizes(config), *_budget(config), *trainer_problems(config), *evaluation_problems(config)]
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -39,8 +38,3 @@ def _budget(config: OfflineConfig) -> Iterator[str]:
             f"--max-tokens-per-microbatch {budget}: a single row may have {row}; use --max-tokens-per-microbatch "
             f"{longest} or --max-length {budget // config.UNIT}"
         )
-
-
-def _evaluation(config: OfflineConfig) -> Iterator[str]:
-    if config.run.eval_interval > 0 and not config.data.eval_dataset:
-        yield f"--eval-interval {config.run.eval_interval}: needs --eval-dataset, or -1 to switch it off"

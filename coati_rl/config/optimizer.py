@@ -1,11 +1,10 @@
 """Set the optimizer: AdamW or the user's own, the learning rate's schedule and gradient clipping."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import field_validator
 
-from coati_rl.config.fields import Section, experiment
-from coati_rl.plugins import absolute
+from coati_rl.config.fields import Section, experiment, function_or
 
 SCHEDULE_NAMES = ("cosine", "linear", "constant")
 WeightDecayExempt = Literal["norms_and_biases", "none"]
@@ -15,7 +14,7 @@ class OptimizerConfig(Section):
     """Learning rate and its schedule, AdamW, clipping."""
 
     learning_rate: float = experiment(1e-6, "Peak learning rate.", short="-lr", gt=0)
-    lr_schedule: str = experiment(
+    lr_schedule: Annotated[str, function_or(*SCHEDULE_NAMES)] = experiment(
         "cosine",
         "How the learning rate falls from its peak to --min-lr-ratio times it: cosine, linear, or constant, where it "
         "does not; or FILE.py:FUNCTION, from progress in [0, 1] to a factor.",
@@ -31,7 +30,9 @@ class OptimizerConfig(Section):
         0.0, "Fraction of the run in which the learning rate rises from 0 to its peak.", ge=0, lt=1
     )
     warmup_steps: int = experiment(0, "The same, in optimizer steps.", ge=0)
-    optimizer: str = experiment("adamw", "adamw, or FILE.py:FUNCTION, which makes a torch optimizer.")
+    optimizer: Annotated[str, function_or("adamw")] = experiment(
+        "adamw", "adamw, or FILE.py:FUNCTION, which makes a torch optimizer."
+    )
     weight_decay: float = experiment(0.01, "AdamW's weight decay.", ge=0, needs={"optimizer": ("adamw",)})
     weight_decay_exempt: WeightDecayExempt = experiment(
         "norms_and_biases",
@@ -48,13 +49,6 @@ class OptimizerConfig(Section):
         1e-8, "AdamW's term that keeps its denominator above 0.", gt=0, needs={"optimizer": ("adamw",)}
     )
     max_grad_norm: float = experiment(1.0, "Gradients are clipped to this global norm.", gt=0)
-
-    @field_validator("lr_schedule", "optimizer")
-    @classmethod
-    def _path_is_absolute(cls, name: str) -> str:
-        """A function is loaded by several processes, whose working directories differ."""
-        path, colon, function = name.rpartition(":")
-        return f"{absolute(path)}:{function}" if colon else name
 
     @field_validator("adam_betas", mode="before")
     @classmethod

@@ -71,7 +71,6 @@ class Plan(TrainingPlan):
     prompt_tokens: float | None  # of a prompt, the mean; None if unknown
 
     def lines(self) -> list[str]:
-        """One line a number, for people."""
         config, steps = self.config, self.num_steps
         num_updates = config.algorithm.updates_per_batch
         unread = "unknown" if steps is None else "endless"

@@ -1,12 +1,11 @@
 """Choose what scores responses, and its limits. `reward_spec` says what a scoring process gets to know."""
 
-from typing import Any
+from typing import Annotated
 
-from pydantic import field_validator
+from pydantic import AfterValidator
 
-from coati_rl.config.fields import Section, execution, experiment, split_range
+from coati_rl.config.fields import OptionalRange, Section, execution, experiment, function_or
 from coati_rl.errors import ConfigError
-from coati_rl.plugins import absolute_plugin
 from coati_rl.reward_spec import (
     BINARY_REWARDS,
     LONG_TIMEOUT_S,
@@ -24,18 +23,21 @@ from coati_rl.reward_spec import (
     short_names,
 )
 
+RewardType = Annotated[str, AfterValidator(absolute_reward_type)]
+OwnFunction = Annotated[str | None, function_or()]
+
 
 class RewardConfig(Section):
     """Rewards, the processes that compute them, and the limits of programs that a model wrote."""
 
-    reward_type: str = experiment(
+    reward_type: RewardType = experiment(
         "think_answer_tags",
         "Reward: think_answer_tags, boxed, code, reasoning_gym (the default for its rows), FILE.py:FUNCTION of your "
         "own, model:DIRECTORY, or http://... of a served model; several with weights: boxed=1,brevity.py:score=0.2. "
         "none: no reward, for --distill-only.",
         short="-rt",
     )
-    reward_combine: str | None = experiment(
+    reward_combine: OwnFunction = experiment(
         None,
         "FILE.py:FUNCTION that makes one reward of several: called with a dictionary of them by name; default: the "
         "weighted sum.",
@@ -43,7 +45,7 @@ class RewardConfig(Section):
     reward_normalize: bool = experiment(
         False, "Bring the rewards of a mini-batch, of each task, to mean 0 and deviation 1 before advantages."
     )
-    reward_clip: tuple[float, float] | None = experiment(
+    reward_clip: OptionalRange = experiment(
         None,
         "Clip rewards (normalised ones, if they are) to this range before advantages; None: off.",
         metavar="LOW,HIGH",
@@ -81,21 +83,6 @@ class RewardConfig(Section):
         "code: run what the model writes with your own rights: it can read and change your files, keys, network.",
         only_for="code",
     )
-
-    @field_validator("reward_type")
-    @classmethod
-    def _paths_are_absolute(cls, text: str) -> str:
-        return absolute_reward_type(text)
-
-    @field_validator("reward_clip", mode="before")
-    @classmethod
-    def _split_clip(cls, value: Any) -> Any:
-        return split_range(value)
-
-    @field_validator("reward_combine")
-    @classmethod
-    def _combine_is_absolute(cls, name: str | None) -> str | None:
-        return name and absolute_plugin(name)
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from coati_rl.config.config import Config
 from coati_rl.config.fields import described, spelling
 from coati_rl.config.reward import RewardConfig
 from coati_rl.errors import ConfigError
-from coati_rl.plugins import is_plugin
 from coati_rl.reward_spec import ENVIRONMENT_REWARD, MATH_REWARDS, has_host, is_url, parse_reward_type
 from coati_rl.reward_url import redacted
 
@@ -32,8 +31,6 @@ def reward_problems(config: Config) -> Iterator[str]:
             f"--reward-type {reward.reward_type}: code is scored by a row's test_cases, {answers[0]} by its gt_answer, "
             "and a response has one ground truth; use one of them, or a task for each (--tasks)"
         )
-    if reward.reward_combine is not None and not is_plugin(reward.reward_combine):
-        yield f"--reward-combine {reward.reward_combine}: unknown; write FILE.py:FUNCTION"
     if reward.reward_clip is not None and not reward.reward_clip[0] < reward.reward_clip[1]:
         low, high = reward.reward_clip
         yield f"--reward-clip {low:g},{high:g}: must be two numbers in order, like -10,10"

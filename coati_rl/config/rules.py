@@ -15,7 +15,6 @@ from coati_rl.config.conflicts import conflict_problems
 from coati_rl.config.control_rules import control_problems
 from coati_rl.config.distillation_rules import distillation_problems
 from coati_rl.config.engine_rules import engine_problems
-from coati_rl.config.environment_rules import environment_problems
 from coati_rl.config.evaluation_rules import evaluation_problems
 from coati_rl.config.reward_rules import reward_problems, service_problems
 from coati_rl.config.source_rules import source_problems
@@ -40,7 +39,7 @@ def check(config: Config) -> None:
         problem
         for problems_of in (
             *(reward_problems, algorithm_problems, trainer_problems, _sizes, _budget, service_problems, _lengths),
-            *(distillation_problems, control_problems, evaluation_problems, source_problems, environment_problems),
+            *(distillation_problems, control_problems, evaluation_problems, source_problems),
             *(engine_problems, _unknown_tasks),
         )
         for problem in problems_of(config)
@@ -181,26 +180,27 @@ def _budget(config: Config) -> Iterator[str]:
     budget = config.parallel.max_tokens_per_microbatch
     if budget is not None and budget < config.max_model_len:
         yield (
-            f"--max-tokens-per-microbatch {budget}: a single sample may have {_named_length(config)} tokens; "
-            f"use --max-tokens-per-microbatch {config.max_model_len}{_shorter(config, budget)}"
+            f"--max-tokens-per-microbatch {budget}: a single sample may have {named_length(config)} tokens; "
+            f"use --max-tokens-per-microbatch {config.max_model_len} or {shorter(config, budget)}"
         )
 
 
-def _named_length(config: Config) -> str:
+def named_length(config: Config) -> str:
     """The tokens of the longest episode, by the flags that set them."""
-    sampling = config.sampling
+    prompt, sampling = config.data.max_prompt_tokens, config.sampling
     if sampling.max_episode_tokens is not None:
         return f"--max-episode-tokens {sampling.max_episode_tokens}"
-    return f"mpt + mnt = {config.data.max_prompt_tokens} + {sampling.max_new_tokens} = {config.max_model_len}"
+    return f"-mpt {prompt} + -mnt {sampling.max_new_tokens} = {config.max_model_len}"
 
 
-def _shorter(config: Config, limit: int) -> str:
-    """Episodes within a limit, as the flag to give; empty if the longest prompt leaves no room."""
-    if limit <= config.data.max_prompt_tokens:
-        return ""
-    if config.sampling.max_episode_tokens is not None:
-        return f" or --max-episode-tokens {limit}"
-    return f" or -mnt {limit - config.data.max_prompt_tokens}"
+def shorter(config: Config, limit: int) -> str:
+    """Episodes within a limit, as the flags to give."""
+    prompt, sampling = config.data.max_prompt_tokens, config.sampling
+    if sampling.max_episode_tokens is not None:
+        return f"--max-episode-tokens {limit}{f' -mpt {limit // 2}' if limit <= prompt else ''}"
+    if prompt < limit:
+        return f"-mnt {limit - prompt}"
+    return f"-mpt {limit // 2} -mnt {min(sampling.max_new_tokens, limit - limit // 2)}"
 
 
 def _lengths(config: Config) -> Iterator[str]:

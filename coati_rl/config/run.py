@@ -43,5 +43,4 @@ class RunConfig(TrainingRunConfig):
 
     @property
     def outputs(self) -> dict[str, str | None]:
-        """Return the output directories that were set, by their flags."""
         return {**super().outputs, "--rollout-save-dir": self.rollout_save_dir}

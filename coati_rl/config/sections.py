@@ -3,12 +3,15 @@ flat field name, as flags, run directories and checkpoints do.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, model_validator
 from pydantic.fields import FieldInfo
 
 from coati_rl.config.fields import STRICT, Section
+from coati_rl.text import did_you_mean
+
+Setting = TypeVar("Setting")
 
 
 class JobConfig(BaseModel):
@@ -58,12 +61,37 @@ class JobConfig(BaseModel):
             for name, inner in _given(key, value).items() if in_section else [(key, value)]:
                 place = f"{key}.{name}" if in_section else key
                 if in_section and section_of.get(name) != key:
-                    home = f"; it belongs to {section_of[name]}" if name in section_of else ""
-                    raise ValueError(f"unknown field {place!r}{home}")
+                    raise ValueError(cls.unknown(place, inner))
                 if name in places:
                     raise ValueError(f"{name} is set twice, as {places[name]} and as {place}; keep one of them")
                 flat[name], places[name] = inner, place
         return flat
+
+    @classmethod
+    def known(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `flattened` values. Raises: ValueError also for a name that is no field."""
+        flat, section_of = cls.flattened(values), cls.section_of()
+        for name, value in flat.items():
+            if name not in section_of:
+                raise ValueError(cls.unknown(name, value))
+        return flat
+
+    @classmethod
+    def unknown(cls, place: str, value: Any) -> str:
+        """Return why there is no field of this name, or of SECTION.NAME, with a remedy."""
+        section, _, name = place.rpartition(".")
+        section_of, sections = cls.section_of(), cls.sections()
+        if name in section_of:
+            return f"unknown field {place!r}; it belongs to {section_of[name]}"
+        known = sections[section].model_fields if section in sections else [*section_of, *sections]
+        help_flag = f"--help {section}" if section in sections else "--help"
+        remedy = did_you_mean(name, known, f"{help_flag} lists the fields (hyphens become underscores)")
+        return cls.refusal(place, value) or f"unknown field {place!r}; {remedy}"
+
+    @classmethod
+    def refusal(cls, name: str, value: Any) -> str | None:
+        """Return why a setting of other systems cannot be one of this job; None if its name is not known."""
+        return None
 
     @model_validator(mode="before")
     @classmethod
@@ -91,6 +119,12 @@ class JobConfig(BaseModel):
     def values(self) -> dict[str, Any]:
         """Return all values by flat field name, as they are: no copies, no plain types in place of models."""
         return {name: getattr(getattr(self, section), name) for name, section in type(self).section_of().items()}
+
+    def setting(self, name: str, default: Setting) -> Setting:
+        """Return the value of a field by flat name; `default` for a command that has no such field."""
+        section = type(self).section_of().get(name)
+        value: Setting = default if section is None else getattr(getattr(self, section), name)
+        return value
 
     def with_changes(self, **changes: Any) -> Self:
         """Return a copy in which these fields, by flat name, have other values, which are not validated.

@@ -7,11 +7,11 @@ that name no task are of the task "default".
 import re
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer
+from pydantic import BaseModel, ConfigDict, Field, model_serializer
 
+from coati_rl.config.reward import OwnFunction, RewardType
 from coati_rl.config.sampling import Temperature
-from coati_rl.plugins import absolute_plugin
-from coati_rl.reward_spec import MathAnswer, absolute_reward_type
+from coati_rl.reward_spec import MathAnswer
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 
@@ -24,8 +24,8 @@ class TaskConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    reward_type: str = ""
-    reward_combine: str | None = None
+    reward_type: RewardType = ""
+    reward_combine: OwnFunction = None
     math_answer: MathAnswer = "number"
     correct_from: float = 1.0
     answer_key: str | None = None
@@ -36,16 +36,6 @@ class TaskConfig(BaseModel):
     min_p: float = Field(0.0, ge=0, le=1)
     max_new_tokens: int = Field(1, ge=1)
     stop: list[str] = []
-
-    @field_validator("reward_type")
-    @classmethod
-    def _paths_are_absolute(cls, text: str) -> str:
-        return absolute_reward_type(text)
-
-    @field_validator("reward_combine")
-    @classmethod
-    def _combine_is_absolute(cls, name: str | None) -> str | None:
-        return name and absolute_plugin(name)
 
     @property
     def given(self) -> dict[str, Any]:

@@ -7,9 +7,7 @@ from coati_rl.config.config import Config
 from coati_rl.config.conflicts import conflict_problems
 from coati_rl.config.held_models import frozen_models, remote_models
 from coati_rl.config.needs import need_problems
-from coati_rl.config.optimizer import SCHEDULE_NAMES, OptimizerConfig
 from coati_rl.config.training import TrainingConfig
-from coati_rl.plugins import is_plugin
 
 MAX_ENGINE_RANK = 512  # of an adapter, vLLM's
 
@@ -17,7 +15,6 @@ MAX_ENGINE_RANK = 512  # of an adapter, vLLM's
 def trainer_problems(config: TrainingConfig) -> Iterator[str]:
     """Yield why trainers cannot be set up like this, each with a remedy."""
     yield from conflict_problems(config)
-    yield from _optimizer(config.optimizer)
     yield from _copies(config)
     yield from need_problems(config)
     yield from _adapters(config)
@@ -29,15 +26,6 @@ def trainer_problems(config: TrainingConfig) -> Iterator[str]:
             f"--ref-devices {config.parallel.ref_devices}: "
             f"{why if shared else 'there is no reference and no teacher'}; leave it out"
         )
-
-
-def _optimizer(optimizer: OptimizerConfig) -> Iterator[str]:
-    for flag, name, known in (
-        ("--lr-schedule", optimizer.lr_schedule, SCHEDULE_NAMES),
-        ("--optimizer", optimizer.optimizer, ("adamw",)),
-    ):
-        if name not in known and not is_plugin(name):
-            yield f"{flag} {name}: unknown; use {', '.join(known)}, or FILE.py:FUNCTION"
 
 
 def _copies(config: TrainingConfig) -> Iterator[str]:

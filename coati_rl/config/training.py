@@ -126,23 +126,9 @@ class TrainingConfig(JobConfig):
         return self.parallel.fsdp_size or self.num_copies
 
     @property
-    def max_steps(self) -> int | None:
-        """Optimizer steps at most; None: as many as the data fills."""
-        limit: int | None = getattr(self.data, "max_steps", None)
-        return limit
-
-    @property
-    def balancing_coeff(self) -> float | None:
-        """Weight of the loss that balances a mixture's experts; None: the job has no such flag."""
-        section = type(self).section_of().get("aux_loss_coeff")
-        return None if section is None else float(getattr(self, section).aux_loss_coeff)
-
-    @property
     def router_replay(self) -> RouterReplay:
         """Return what is done with the experts that engines chose: nothing in a job without producers."""
-        section = type(self).section_of().get("router_replay")
-        found: RouterReplay = "none" if section is None else getattr(self, section).router_replay
-        return found
+        return self.setting("router_replay", "none")
 
     @property
     def shares_prefixes(self) -> bool:
@@ -152,24 +138,12 @@ class TrainingConfig(JobConfig):
     @property
     def takes_turns(self) -> bool:
         """Whether producers and trainers share their devices."""
-        return bool(getattr(self.parallel, "colocate", False))
+        return self.setting("colocate", False)
 
     @property
     def num_producers(self) -> int:
         """Inference engines."""
-        return 0
-
-    @property
-    def join_port(self) -> int | None:
-        """Port at which producers join over HTTPS; None: none does."""
-        port: int | None = getattr(self.parallel, "join_port", None)
-        return port
-
-    @property
-    def max_producers(self) -> int | None:
-        """Inference engines at most, where these join and leave; None: there are always as many as at the start."""
-        most: int | None = getattr(self.parallel, "max_producers", None)
-        return most
+        return self.setting("num_inferencer", 0)
 
     @property
     def needs_ray(self) -> bool:
@@ -180,7 +154,7 @@ class TrainingConfig(JobConfig):
     @property
     def producer_width(self) -> int:
         """Processes of one inference engine."""
-        return 1
+        return self.setting("producer_tensor_parallel_size", 1)
 
     @property
     def reward_models(self) -> RewardActors:
@@ -190,7 +164,7 @@ class TrainingConfig(JobConfig):
     @property
     def engine_urls(self) -> tuple[str, ...]:
         """Servers that are the engines, one of each producer; empty if engines are the run's own."""
-        return server_urls(getattr(getattr(self, "sampling", None), "backend", ""))
+        return server_urls(self.setting("backend", ""))
 
     @property
     def num_devices(self) -> int:
@@ -202,8 +176,3 @@ class TrainingConfig(JobConfig):
     @abstractmethod
     def max_sample_tokens(self) -> int:
         """Tokens of the longest training sample."""
-
-    @property
-    def transfer_timeout_s(self) -> float:
-        """Deadline of a weight transfer to producers, seconds; 0 without producers."""
-        return 0.0

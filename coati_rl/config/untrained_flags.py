@@ -10,7 +10,7 @@ _REASON = (
 )
 
 
-def penalty_refusal(flag: str, value: Any = None) -> str | None:
+def penalty_refusal(flag: str, value: Any) -> str | None:
     """Return why a run has no such setting; None for a name that is no penalty's.
 
     Args:

@@ -1,15 +1,12 @@
 """Read the fields of --config FILE.yaml: nested by section, flat, or both."""
 
-import difflib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from coati_rl.config.config import Config
 from coati_rl.config.sections import JobConfig
-from coati_rl.config.untrained_flags import penalty_refusal
 from coati_rl.errors import ConfigError
 
 
@@ -33,38 +30,10 @@ def read_yaml(path: Path, job: type[JobConfig]) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"--config {path}: holds a {type(values).__name__}; write one 'name: value' a line")
     _refuse_repeated(path, keys)
-    _refuse_unknown(path, job, values)
     try:
-        return job.flattened(values)
+        return job.known(values)
     except ValueError as error:
         raise ConfigError(f"--config {path}: {error}") from error
-
-
-def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """Return a remedy for an unknown name: the nearest known one, or `otherwise`."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else otherwise
-
-
-def _refuse_unknown(path: Path, job: type[JobConfig], values: dict[str, Any]) -> None:
-    section_of, sections = job.section_of(), job.sections()
-    for key, value in values.items():
-        if key not in section_of and key not in sections:
-            if job is Config and (told := penalty_refusal(str(key), value)):
-                raise ConfigError(f"--config {path}: {told}")
-            remedy = did_you_mean(
-                str(key), [*section_of, *sections], "--help lists the fields (hyphens become underscores)"
-            )
-            raise ConfigError(f"--config {path}: unknown key {key!r}; {remedy}")
-        for name in value if isinstance(value, dict) and job.is_section(key, value) else ():
-            if section_of.get(name) == key:
-                continue
-            if job is Config and (told := penalty_refusal(f"{key}.{name}", value[name])):
-                raise ConfigError(f"--config {path}: {told}")
-            remedy = did_you_mean(str(name), sections[key].model_fields, f"--help {key} lists the fields of {key}")
-            if name in section_of:
-                remedy = f"it belongs to {section_of[name]}"
-            raise ConfigError(f"--config {path}: unknown key '{key}.{name}'; {remedy}")
 
 
 def _refuse_repeated(path: Path, keys: Iterable[tuple[str, str, int]]) -> None:

@@ -38,7 +38,10 @@ _FOR_THE_DISK_S = 20.0  # for which a trainer's report waits; a call to the coor
 
 
 class Coordinator:
-    """Answer producers, trainers and the driver; all methods may be called from any thread."""
+    """Answer producers (`ProducerCoordinator`), trainers (`WorkSource`, `StepReports`, `SyncReports`) and the driver.
+
+    All methods may be called from any thread.
+    """
 
     def __init__(
         self,
@@ -89,7 +92,6 @@ class Coordinator:
             self._leasing.add(producer_id, version, is_extra=is_extra)
 
     def rejoin(self, producer_id: int, held: Sequence[int]) -> tuple[int, ...]:
-        """See ProducerCoordinator."""
         with self._changed:
             return self._leasing.rejoin(producer_id, held)
 
@@ -146,17 +148,14 @@ class Coordinator:
             self._reports.saved(step, path)
 
     def report_probe(self, report: ProbeReport) -> None:
-        """See SyncReports."""
         with self._change():
             self._reports.probe(report)
 
     def report_sync(self, report: SyncReport) -> None:
-        """See SyncReports."""
         with self._change():
             self._reports.sync(report)
 
     def report_commit(self, report: CommitReport) -> None:
-        """See SyncReports."""
         with self._change():
             self._reports.commit(report)
 

@@ -46,7 +46,7 @@ class DatasetRunSettings:
 
 
 class DatasetCoordinator:
-    """Answer trainers and the driver; all methods may be called from any thread."""
+    """Answer trainers (`WorkSource`, `StepReports`) and the driver; all methods may be called from any thread."""
 
     def __init__(
         self,
@@ -105,7 +105,6 @@ class DatasetCoordinator:
             return work
 
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:
-        """See StepReports."""
         with self._changed:
             for record in self._records.report(step, metrics):
                 self._event("step", **record)
@@ -118,7 +117,6 @@ class DatasetCoordinator:
             self._progressed()
 
     def report_saved(self, step: int, path: str) -> None:
-        """See StepReports."""
         with self._changed:
             self._event("checkpoint", step=step, path=path)
             self._name_best()

@@ -1,6 +1,6 @@
 """Tell by templates, rows and losses on held-out data whether a run is given the right data."""
 
-from coati_rl.doctor.rule import POOR, WRONG, Rule
+from coati_rl.doctor.rule import POOR, WRONG, Rules
 from coati_rl.doctor.run_data import RunData
 from coati_rl.doctor.source_files import markers_of
 
@@ -10,8 +10,17 @@ _EQUAL_PAIRS = 0.1
 _AT_LIMIT = 0.9  # of --max-length, mean over rows
 _OVERFIT, _BY_HEART = 1.03, 0.5  # times the best loss on held-out rows; training's over the held-out one
 _NO_LOSS = 0.01  # share of tokens
+RULES = Rules()
 
 
+@RULES.add(
+    WRONG,
+    says="the prompts are written in a form that the model does not know",
+    remedy="leave out --chat-template and --input-template, or give the template that the model was trained with; "
+    "--dry-run shows the first prompt",
+    leads_to="truncation reward_never_right answer_format groups_equal nothing_in_loss repetition "
+    "temperature_too_high reward_falls length_growth length_collapse kl_explosion",
+)
 def wrong_template(run: RunData) -> str | None:
     """Compare the chat template with the model's own, where responses are bad from the first steps on.
 
@@ -55,6 +64,11 @@ def _signs(run: RunData) -> str:
     return f"and the first steps have {', '.join(values)}"
 
 
+@RULES.add(
+    WRONG,
+    says="evaluation rows are trained on: the evaluation says nothing",
+    remedy="remove them from --dataset, or evaluate on other rows",
+)
 def evaluation_overlap(run: RunData) -> str | None:
     """Count rows of evaluation files that are in the training file, byte for byte: more than 2 % of a set, and two."""
     shared = {
@@ -69,14 +83,12 @@ def evaluation_overlap(run: RunData) -> str | None:
     )
 
 
-def pairs_equal(run: RunData) -> str | None:
-    """Count pairs whose two completions have the same tokens once they are cut: a tenth, over all steps."""
-    equal, pairs = (sum(value for _, value in run.values(key)) for key in ("pairs_equal", "pairs"))
-    if not pairs or equal < _EQUAL_PAIRS * pairs:
-        return None
-    return f"{equal:.0f} of {pairs:.0f} pairs have equal completions with --max-length {run.config.get('max_length')}"
-
-
+@RULES.add(
+    WRONG,
+    says="most rows are cut, and their ends are not trained",
+    remedy="raise --max-length",
+    leads_to="pairs_equal no_loss_tokens",
+)
 def rows_cut(run: RunData) -> str | None:
     """Compare the mean length of a job's samples with --max-length: above 0.9 times it most rows are cut at the end."""
     limit, samples = run.config.get("max_length"), sum(value for _, value in run.values("num_samples"))
@@ -86,6 +98,24 @@ def rows_cut(run: RunData) -> str | None:
     return f"samples have {tokens / samples:.1f} tokens on average, and are cut at --max-length {limit}"
 
 
+@RULES.add(
+    WRONG,
+    says="pairs teach nothing, because their completions are equal",
+    remedy="remove such pairs, check --chosen-key and --rejected-key, or raise --max-length",
+)
+def pairs_equal(run: RunData) -> str | None:
+    """Count pairs whose two completions have the same tokens once they are cut: a tenth, over all steps."""
+    equal, pairs = (sum(value for _, value in run.values(key)) for key in ("pairs_equal", "pairs"))
+    if not pairs or equal < _EQUAL_PAIRS * pairs:
+        return None
+    return f"{equal:.0f} of {pairs:.0f} pairs have equal completions with --max-length {run.config.get('max_length')}"
+
+
+@RULES.add(
+    POOR,
+    says="nearly all tokens are left out of the loss",
+    remedy="check --loss-on and the roles of messages, and --max-length",
+)
 def no_loss_tokens(run: RunData) -> str | None:
     """Look whether below 1 % of the tokens of a job on a dataset are in the loss."""
     loss, tokens = (sum(value for _, value in run.values(key)) for key in ("loss_tokens", "num_tokens"))
@@ -94,6 +124,11 @@ def no_loss_tokens(run: RunData) -> str | None:
     return f"{loss:.0f} of {tokens:.0f} tokens are in the loss with --loss-on {run.config.get('loss_on')}"
 
 
+@RULES.add(
+    POOR,
+    says="the model learns its rows by heart: held-out rows get worse",
+    remedy="fewer --max-epochs, more rows, a lower --learning-rate; --keep-best eval/NAME/loss keeps the best",
+)
 def overfitting(run: RunData) -> str | None:
     """Follow the loss on held-out rows: it is 3 % above its best, after it, and that of training fell below half of it.
 
@@ -115,55 +150,3 @@ def overfitting(run: RunData) -> str | None:
                 f"training fell from {early:.3g} to {late:.3g}"
             )
     return None
-
-
-RULES = (
-    Rule(
-        cause="wrong_template",
-        says="the prompts are written in a form that the model does not know",
-        find=wrong_template,
-        remedy="leave out --chat-template and --input-template, or give the template that the model was trained with; "
-        "--dry-run shows the first prompt",
-        severity=WRONG,
-        leads_to=(
-            "truncation", "reward_never_right", "answer_format", "groups_equal", "nothing_in_loss", "repetition",
-            "temperature_too_high", "reward_falls", "length_growth", "length_collapse", "kl_explosion",
-        ),
-    ),
-    Rule(
-        cause="evaluation_overlap",
-        says="evaluation rows are trained on: the evaluation says nothing",
-        find=evaluation_overlap,
-        remedy="remove them from --dataset, or evaluate on other rows",
-        severity=WRONG,
-    ),
-    Rule(
-        cause="rows_cut",
-        says="most rows are cut, and their ends are not trained",
-        find=rows_cut,
-        remedy="raise --max-length",
-        severity=WRONG,
-        leads_to=("pairs_equal", "no_loss_tokens"),
-    ),
-    Rule(
-        cause="pairs_equal",
-        says="pairs teach nothing, because their completions are equal",
-        find=pairs_equal,
-        remedy="remove such pairs, check --chosen-key and --rejected-key, or raise --max-length",
-        severity=WRONG,
-    ),
-    Rule(
-        cause="no_loss_tokens",
-        says="nearly all tokens are left out of the loss",
-        find=no_loss_tokens,
-        remedy="check --loss-on and the roles of messages, and --max-length",
-        severity=POOR,
-    ),
-    Rule(
-        cause="overfitting",
-        says="the model learns its rows by heart: held-out rows get worse",
-        find=overfitting,
-        remedy="fewer --max-epochs, more rows, a lower --learning-rate; --keep-best eval/NAME/loss keeps the best",
-        severity=POOR,
-    ),
-)  # fmt: skip

@@ -1,7 +1,6 @@
 """Apply all rules to a run, and rank what they find: the most probable root cause first."""
 
 from collections.abc import Sequence
-from itertools import chain
 
 from coati_rl.doctor import data_rules, engine_rules, policy_rules, reward_rules, system_rules, update_rules
 from coati_rl.doctor.rule import Finding, Rule
@@ -35,18 +34,3 @@ def diagnose(run: RunData, rules: Sequence[Rule] = RULES) -> list[Finding]:
         if rule.cause in found
     ]
     return sorted(findings, key=lambda each: (bool(each.follows_from), -each.severity))  # stable
-
-
-def circles(rules: Sequence[Rule] = RULES) -> list[str]:
-    """Return causes that lead to themselves by way of others: there are none, or a run could lack a root."""
-    leads_to = {rule.cause: rule.leads_to for rule in rules}
-
-    def reached(cause: str) -> set[str]:
-        seen: set[str] = set()
-        new = set(leads_to[cause])
-        while new:
-            seen |= new
-            new = set(chain.from_iterable(leads_to.get(each, ()) for each in new)) - seen
-        return seen
-
-    return [cause for cause in leads_to if cause in reached(cause)]

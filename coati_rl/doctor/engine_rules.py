@@ -3,7 +3,7 @@
 from math import sqrt
 from statistics import mean, pstdev
 
-from coati_rl.doctor.rule import WRONG, Rule
+from coati_rl.doctor.rule import WRONG, Rules
 from coati_rl.doctor.run_data import RunData
 
 _FLOAT32_GAP = 3e-4  # nats: three times what a run in fp32 accepts; honest ones are below 1e-4
@@ -14,6 +14,7 @@ _WINDOW = 3  # steps that a gap of sampled tokens is a mean over
 _GROWTH = 3.0  # times the first sync's gap
 _MIN_SAMPLES = 32
 _BIASES = ((2.0, 1.25), (5.0, 1.1))  # standard errors, and ratio of what was sampled to the trainer's entropy
+RULES = Rules()
 
 
 def gap_limit(run: RunData, *, of_probe: bool = False) -> float:
@@ -27,6 +28,13 @@ def gap_limit(run: RunData, *, of_probe: bool = False) -> float:
     return _FLOAT32_GAP if rounding is None and run.config.get("precision") != "bf16" else _UNMEASURED_GAP
 
 
+@RULES.add(
+    WRONG,
+    says="the engine samples with weights of an earlier version than it reports",
+    remedy="look for a prefix or weight cache between engine and model (a patched engine, --engine-arg); run with "
+    "--probe-interval 1 and --on-logprob-gap stop, and report it with logs/producer-0.log",
+    leads_to="engine_mismatch samples_skipped reward_falls run_failed",
+)
 def stale_weights(run: RunData) -> str | None:
     """Compare the probe's gap at the first sync with later ones.
 
@@ -46,6 +54,13 @@ def stale_weights(run: RunData) -> str | None:
     )
 
 
+@RULES.add(
+    WRONG,
+    says="the engine samples at another temperature, or from a changed distribution, than the loss assumes",
+    remedy="give --temperature, --top-p, --top-k and --min-p by flags alone, and remove sampling settings from the "
+    "model's generation_config.json and from --engine-arg",
+    leads_to="engine_mismatch samples_skipped truncation reward_falls answer_format run_failed",
+)
 def engine_temperature(run: RunData) -> str | None:
     """Compare -log p of the sampled tokens, by the engine, with the trainer's entropy at the same tokens.
 
@@ -77,6 +92,13 @@ def engine_temperature(run: RunData) -> str | None:
     )
 
 
+@RULES.add(
+    WRONG,
+    says="engine and trainer compute different log-probabilities from the same weights",
+    remedy="try --precision fp32 to tell rounding from a fault, --backend transformers to tell the engine's model "
+    "code from the weights, and without --engine-arg and --quantization; --on-logprob-gap tis corrects for it",
+    leads_to="samples_skipped reward_falls run_failed",
+)
 def engine_mismatch(run: RunData) -> str | None:
     """Compare log-probabilities of engine and trainer for the same weights and tokens.
 
@@ -108,34 +130,3 @@ def _sampled_gap(run: RunData) -> tuple[int, float] | None:
     ends = range(min(_WINDOW, len(gaps)), len(gaps) + 1) if gaps else ()
     means = [(gaps[end - 1][0], mean(gap for _, gap in gaps[max(0, end - _WINDOW) : end])) for end in ends]
     return max(means, key=lambda each: each[1], default=None)
-
-
-RULES = (
-    Rule(
-        cause="stale_weights",
-        says="the engine samples with weights of an earlier version than it reports",
-        find=stale_weights,
-        remedy="look for a prefix or weight cache between engine and model (a patched engine, --engine-arg); run with "
-        "--probe-interval 1 and --on-logprob-gap stop, and report it with logs/producer-0.log",
-        severity=WRONG,
-        leads_to=("engine_mismatch", "samples_skipped", "reward_falls", "run_failed"),
-    ),
-    Rule(
-        cause="engine_temperature",
-        says="the engine samples at another temperature, or from a changed distribution, than the loss assumes",
-        find=engine_temperature,
-        remedy="give --temperature, --top-p, --top-k and --min-p by flags alone, and remove sampling settings from the "
-        "model's generation_config.json and from --engine-arg",
-        severity=WRONG,
-        leads_to=("engine_mismatch", "samples_skipped", "truncation", "reward_falls", "answer_format", "run_failed"),
-    ),
-    Rule(
-        cause="engine_mismatch",
-        says="engine and trainer compute different log-probabilities from the same weights",
-        find=engine_mismatch,
-        remedy="try --precision fp32 to tell rounding from a fault, --backend transformers to tell the engine's model "
-        "code from the weights, and without --engine-arg and --quantization; --on-logprob-gap tis corrects for it",
-        severity=WRONG,
-        leads_to=("samples_skipped", "reward_falls", "run_failed"),
-    ),
-)

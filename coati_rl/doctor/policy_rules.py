@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from coati_rl.doctor.rule import POOR, WRONG, Rule
+from coati_rl.doctor.rule import POOR, WRONG, Rules
 from coati_rl.doctor.run_data import RunData, reward_change, reward_error
 from coati_rl.run_reader.rollout import RecordedRollout
 
@@ -14,8 +14,17 @@ _MORE_ENTROPY, _RANDOM_ENTROPY = 3.0, 1.0  # times that in the first steps; nats
 _HIGH_ENTROPY = 2.0  # nats per token: the likeliest token has a seventh of the probability
 _LOOPS = 0.3  # share of rollouts
 _REPEATS, _LONGEST_PERIOD = 4, 12  # of a loop at the end of a response, tokens
+_ON_LENGTH = "; read the best and the worst answers (coati-rl show RUN)"
+RULES = Rules()
 
 
+@RULES.add(
+    WRONG,
+    says="the temperature is so high that responses are noise",
+    remedy="use --temperature 1.0 or less",
+    leads_to="truncation reward_never_right answer_format groups_equal gradient_clipped repetition length_growth "
+    "length_collapse nothing_in_loss engine_mismatch",
+)
 def temperature_too_high(run: RunData) -> str | None:
     """Look whether the policy samples with an entropy above 2 nats per token at a --temperature above 1.
 
@@ -35,6 +44,12 @@ def temperature_too_high(run: RunData) -> str | None:
     )
 
 
+@RULES.add(
+    WRONG,
+    says="responses are cut before they end",
+    remedy="raise --max-new-tokens; if the model does not stop by itself, check --chat-template and give --stop",
+    leads_to="reward_never_right answer_format groups_equal nothing_in_loss length_collapse",
+)
 def truncation(run: RunData) -> str | None:
     """Look whether three of ten responses are cut at the limit from the first steps on.
 
@@ -50,6 +65,38 @@ def truncation(run: RunData) -> str | None:
     )
 
 
+@RULES.add(
+    POOR,
+    says="the policy becomes random",
+    remedy="lower --entropy-coeff (or --entropy-coeff-max), then --learning-rate; raise --kl-coeff",
+    leads_to="kl_explosion length_growth length_collapse repetition reward_falls groups_equal nothing_in_loss "
+    "gradient_clipped",
+)
+def entropy_explosion(run: RunData) -> str | None:
+    """Compare the entropy of the last steps with the first: three times as much, and above 1 nat per token.
+
+    A policy that learns becomes surer; one that becomes random has an entropy bonus that outweighs its rewards, or
+    updates that are noise. If it has no bonus, and the reward rises by four standard errors while responses grow, what
+    they say does not matter to the reward, and `length_growth` is the cause.
+    """
+    early, late = run.early("entropy_mean"), run.late("entropy_mean")
+    if not run.is_rl or early is None or late is None or late < max(_RANDOM_ENTROPY, _MORE_ENTROPY * early):
+        return None
+    has_bonus = bool(run.config.get("entropy_coeff")) or run.config.get("entropy_target") is not None
+    if not has_bonus and _reward_rises(run) and length_growth(run) is not None:
+        return None
+    return (
+        f"the entropy was {early:.2g} nats per token in the first steps and is {late:.2g} in the last, with "
+        f"--entropy-coeff {run.config.get('entropy_coeff')}{reward_change(run)}"
+    )
+
+
+@RULES.add(
+    POOR,
+    says="responses become short: the reward, or the weight of samples, pays for it",
+    remedy="check what the reward pays for, raise --kl-coeff, or use --loss-variation token_level" + _ON_LENGTH,
+    leads_to="kl_explosion entropy_collapse groups_equal reward_falls nothing_in_loss",
+)
 def length_collapse(run: RunData) -> str | None:
     """Compare the mean response length of the last steps with the first: below half, and at least 6 tokens less."""
     lengths = _lengths(run)
@@ -61,6 +108,12 @@ def length_collapse(run: RunData) -> str | None:
     )
 
 
+@RULES.add(
+    POOR,
+    says="responses become long until they are cut",
+    remedy="check what the reward pays for; --soft-over-length-punishment makes length cost" + _ON_LENGTH,
+    leads_to="kl_explosion entropy_collapse groups_equal reward_falls nothing_in_loss repetition",
+)
 def length_growth(run: RunData) -> str | None:
     """Compare the mean response length of the last steps with the first: twice as long and 6 tokens more, or three of
     ten more responses are cut.
@@ -77,6 +130,12 @@ def length_growth(run: RunData) -> str | None:
     )
 
 
+@RULES.add(
+    POOR,
+    says="responses end in loops",
+    remedy="check what the reward pays for, raise --kl-coeff, lower --learning-rate" + _ON_LENGTH,
+    leads_to="kl_explosion entropy_collapse groups_equal truncation reward_never_right",
+)
 def repetition(run: RunData) -> str | None:
     """Count responses that end in a loop: the last tokens are a pattern of up to 12 tokens, four times or more.
 
@@ -90,6 +149,12 @@ def repetition(run: RunData) -> str | None:
     return f"{len(looping)} of {len(rollouts)} responses {where} end in a loop, such as one to {looping[-1].uid}"
 
 
+@RULES.add(
+    POOR,
+    says="the policy has become sure before it is right: a prompt's samples hardly differ",
+    remedy="add --entropy-coeff 0.01 or --clip-eps-high 0.28, lower --learning-rate, and go back to a checkpoint",
+    leads_to="groups_equal kl_explosion reward_falls nothing_in_loss",
+)
 def entropy_collapse(run: RunData) -> str | None:
     """Compare the entropy of the last steps with the first, while the task is not solved.
 
@@ -107,25 +172,6 @@ def entropy_collapse(run: RunData) -> str | None:
     return (
         f"the entropy was {early:.2g} nats per token in the first steps and is {late:.2g} in the last; "
         f"{equal or 0:.0%} of groups have equal rewards"
-    )
-
-
-def entropy_explosion(run: RunData) -> str | None:
-    """Compare the entropy of the last steps with the first: three times as much, and above 1 nat per token.
-
-    A policy that learns becomes surer; one that becomes random has an entropy bonus that outweighs its rewards, or
-    updates that are noise. If it has no bonus, and the reward rises by four standard errors while responses grow, what
-    they say does not matter to the reward, and `length_growth` is the cause.
-    """
-    early, late = run.early("entropy_mean"), run.late("entropy_mean")
-    if not run.is_rl or early is None or late is None or late < max(_RANDOM_ENTROPY, _MORE_ENTROPY * early):
-        return None
-    has_bonus = bool(run.config.get("entropy_coeff")) or run.config.get("entropy_target") is not None
-    if not has_bonus and _reward_rises(run) and length_growth(run) is not None:
-        return None
-    return (
-        f"the entropy was {early:.2g} nats per token in the first steps and is {late:.2g} in the last, with "
-        f"--entropy-coeff {run.config.get('entropy_coeff')}{reward_change(run)}"
     )
 
 
@@ -155,70 +201,3 @@ def _reward_rises(run: RunData) -> bool:
 def _lengths(run: RunData) -> tuple[float, float] | None:
     early, late = run.early("response_tokens_mean"), run.late("response_tokens_mean")
     return None if early is None or late is None else (early, late)
-
-
-_ON_LENGTH = "; read the best and the worst answers (coati-rl show RUN)"
-RULES = (
-    Rule(
-        cause="temperature_too_high",
-        says="the temperature is so high that responses are noise",
-        find=temperature_too_high,
-        remedy="use --temperature 1.0 or less",
-        severity=WRONG,
-        leads_to=(
-            "truncation", "reward_never_right", "answer_format", "groups_equal", "gradient_clipped", "repetition",
-            "length_growth", "length_collapse", "nothing_in_loss", "engine_mismatch",
-        ),
-    ),
-    Rule(
-        cause="truncation",
-        says="responses are cut before they end",
-        find=truncation,
-        remedy="raise --max-new-tokens; if the model does not stop by itself, check --chat-template and give --stop",
-        severity=WRONG,
-        leads_to=("reward_never_right", "answer_format", "groups_equal", "nothing_in_loss", "length_collapse"),
-    ),
-    Rule(
-        cause="entropy_explosion",
-        says="the policy becomes random",
-        find=entropy_explosion,
-        remedy="lower --entropy-coeff (or --entropy-coeff-max), then --learning-rate; raise --kl-coeff",
-        severity=POOR,
-        leads_to=(
-            "kl_explosion", "length_growth", "length_collapse", "repetition", "reward_falls", "groups_equal",
-            "nothing_in_loss", "gradient_clipped",
-        ),
-    ),
-    Rule(
-        cause="length_collapse",
-        says="responses become short: the reward, or the weight of samples, pays for it",
-        find=length_collapse,
-        remedy="check what the reward pays for, raise --kl-coeff, or use --loss-variation token_level" + _ON_LENGTH,
-        severity=POOR,
-        leads_to=("kl_explosion", "entropy_collapse", "groups_equal", "reward_falls", "nothing_in_loss"),
-    ),
-    Rule(
-        cause="length_growth",
-        says="responses become long until they are cut",
-        find=length_growth,
-        remedy="check what the reward pays for; --soft-over-length-punishment makes length cost" + _ON_LENGTH,
-        severity=POOR,
-        leads_to=("kl_explosion", "entropy_collapse", "groups_equal", "reward_falls", "nothing_in_loss", "repetition"),
-    ),
-    Rule(
-        cause="repetition",
-        says="responses end in loops",
-        find=repetition,
-        remedy="check what the reward pays for, raise --kl-coeff, lower --learning-rate" + _ON_LENGTH,
-        severity=POOR,
-        leads_to=("kl_explosion", "entropy_collapse", "groups_equal", "truncation", "reward_never_right"),
-    ),
-    Rule(
-        cause="entropy_collapse",
-        says="the policy has become sure before it is right: a prompt's samples hardly differ",
-        find=entropy_collapse,
-        remedy="add --entropy-coeff 0.01 or --clip-eps-high 0.28, lower --learning-rate, and go back to a checkpoint",
-        severity=POOR,
-        leads_to=("groups_equal", "kl_explosion", "reward_falls", "nothing_in_loss"),
-    ),
-)  # fmt: skip

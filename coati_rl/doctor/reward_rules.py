@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
-from coati_rl.doctor.rule import POOR, WRONG, Rule
+from coati_rl.doctor.rule import POOR, WRONG, Rules
 from coati_rl.doctor.run_data import RunData, reward_error
 from coati_rl.text import shorten
 
@@ -16,8 +16,17 @@ _UNREAD = 0.1  # share of whole responses that hold the ground truth and do not 
 _MAX_TRUTH = 50  # characters of a ground truth that is looked for
 _NARROW = 1.5  # different responses of a group on average; 1: all are the same
 _LOST = 0.02  # share of samples
+_FROM_REWARD = "groups_equal nothing_in_loss reward_falls"
+RULES = Rules()
 
 
+@RULES.add(
+    WRONG,
+    says="the reward does not read the answers that the policy gives",
+    remedy="choose the reward that reads them (--reward-type), or ask for its format in --system-prompt; try with "
+    "coati-rl score --type TYPE on lines of rollouts/",
+    leads_to=f"reward_never_right {_FROM_REWARD}",
+)
 def answer_format(run: RunData) -> str | None:
     """Count whole responses that hold the ground truth as a word of its own while hardly any has a valid format.
 
@@ -39,6 +48,39 @@ def answer_format(run: RunData) -> str | None:
     )
 
 
+@RULES.add(
+    WRONG,
+    says="samples are lost because generating or scoring them fails",
+    remedy="repair what the detail names; try the reward alone with coati-rl score, raise --reward-timeout-s if it "
+    "is a time limit, and read logs/producer-0.log and logs/coordinator.log",
+    leads_to=f"run_failed {_FROM_REWARD}",
+)
+def samples_lost(run: RunData) -> str | None:
+    """Look whether more than 2 % of samples could not be generated or have no verdict, or so many that the run stopped.
+
+    Such a sample is not trained, and never counted as a zero. Their causes are in the rollouts and in the message.
+    """
+    if "--max-failure-rate" in (run.log.failure or ""):
+        return run.log.failure
+    lost = sum(max(each.get("samples_invalid") or 0, each.get("samples_failed") or 0) for each in run.steps)
+    total = sum(value for _, value in run.values("groups_total")) * run.group_size
+    if not total or lost <= _LOST * total:
+        return None
+    steps = [each["step"] for each in run.steps if each.get("samples_invalid") or each.get("samples_failed")]
+    invalid = [each.detail for each in (*run.first_rollouts, *run.last_rollouts) if each.verdict == "invalid"]
+    return (
+        f"{lost} of {total:.0f} samples, in {len(steps)} of {run.num_steps} steps, first in step {steps[0]}"
+        f"{_commonest(invalid)}"
+    )
+
+
+@RULES.add(
+    WRONG,
+    says="no response is ever right: nothing can be learned",
+    remedy="look at what was answered (coati-rl show RUN), check --answer-key and the reward on a right answer "
+    "(coati-rl score), or begin with easier prompts or a model that has been fine-tuned",
+    leads_to=_FROM_REWARD,
+)
 def reward_never_right(run: RunData) -> str | None:
     """Look whether no response of the run is correct and rewards are equal in nine of ten groups, from three steps on.
 
@@ -55,6 +97,13 @@ def reward_never_right(run: RunData) -> str | None:
     )
 
 
+@RULES.add(
+    WRONG,
+    says="nearly every response is right from the start: nothing is left to learn, or the reward pays for anything",
+    remedy="check the reward on a wrong answer (coati-rl score); else use harder prompts, or leave out those that "
+    "are always solved (--filter-range 0.01,0.99 --dynamic-batching)",
+    leads_to=_FROM_REWARD,
+)
 def reward_always_right(run: RunData) -> str | None:
     """Look whether nearly all responses are correct from the first steps on.
 
@@ -67,6 +116,12 @@ def reward_always_right(run: RunData) -> str | None:
     return f"accuracy is {early:.3f} in the first steps, and {_equal_groups(run):.0%} of groups have equal rewards"
 
 
+@RULES.add(
+    WRONG,
+    says="the samples of a prompt are nearly the same, so that they cannot be compared",
+    remedy="sample with --temperature 1.0, without --top-k and --min-p, and --top-p 1.0",
+    leads_to=f"entropy_collapse repetition {_FROM_REWARD}",
+)
 def sampling_too_narrow(run: RunData) -> str | None:
     """Look whether the samples of a group are nearly all the same, where sampling is narrow by its settings.
 
@@ -92,6 +147,13 @@ def sampling_too_narrow(run: RunData) -> str | None:
     )
 
 
+@RULES.add(
+    POOR,
+    says="nearly all groups have equal rewards, which teach nothing",
+    remedy="use prompts that are solved sometimes; larger groups (--num-generations), or "
+    "--filter-range 0.01,0.99 --dynamic-batching, which replaces such groups",
+    leads_to="nothing_in_loss",
+)
 def groups_equal(run: RunData) -> str | None:
     """Look whether nine of ten groups have equal rewards in the median step, from three steps on.
 
@@ -107,25 +169,11 @@ def groups_equal(run: RunData) -> str | None:
     )
 
 
-def samples_lost(run: RunData) -> str | None:
-    """Look whether more than 2 % of samples could not be generated or have no verdict, or so many that the run stopped.
-
-    Such a sample is not trained, and never counted as a zero. Their causes are in the rollouts and in the message.
-    """
-    if "--max-failure-rate" in (run.log.failure or ""):
-        return run.log.failure
-    lost = sum(max(each.get("samples_invalid") or 0, each.get("samples_failed") or 0) for each in run.steps)
-    total = sum(value for _, value in run.values("groups_total")) * run.group_size
-    if not total or lost <= _LOST * total:
-        return None
-    steps = [each["step"] for each in run.steps if each.get("samples_invalid") or each.get("samples_failed")]
-    invalid = [each.detail for each in (*run.first_rollouts, *run.last_rollouts) if each.verdict == "invalid"]
-    return (
-        f"{lost} of {total:.0f} samples, in {len(steps)} of {run.num_steps} steps, first in step {steps[0]}"
-        f"{_commonest(invalid)}"
-    )
-
-
+@RULES.add(
+    POOR,
+    says="the reward falls",
+    remedy="go back to an earlier checkpoint with a lower --learning-rate or a higher --kl-coeff",
+)
 def reward_falls(run: RunData) -> str | None:
     """Compare the mean reward of the last steps with the first.
 
@@ -153,68 +201,3 @@ def _commonest(details: Sequence[str]) -> str:
         return ""
     (detail, number), *_ = Counter(details).most_common(1)
     return f"; most often ({number} of {len(details)}): {shorten(detail, 120)!r}"
-
-
-_FROM_REWARD = ("groups_equal", "nothing_in_loss", "reward_falls")
-RULES = (
-    Rule(
-        cause="answer_format",
-        says="the reward does not read the answers that the policy gives",
-        find=answer_format,
-        remedy="choose the reward that reads them (--reward-type), or ask for its format in --system-prompt; try with "
-        "coati-rl score --type TYPE on lines of rollouts/",
-        severity=WRONG,
-        leads_to=("reward_never_right", *_FROM_REWARD),
-    ),
-    Rule(
-        cause="samples_lost",
-        says="samples are lost because generating or scoring them fails",
-        find=samples_lost,
-        remedy="repair what the detail names; try the reward alone with coati-rl score, raise --reward-timeout-s if it "
-        "is a time limit, and read logs/producer-0.log and logs/coordinator.log",
-        severity=WRONG,
-        leads_to=("run_failed", *_FROM_REWARD),
-    ),
-    Rule(
-        cause="reward_never_right",
-        says="no response is ever right: nothing can be learned",
-        find=reward_never_right,
-        remedy="look at what was answered (coati-rl show RUN), check --answer-key and the reward on a right answer "
-        "(coati-rl score), or begin with easier prompts or a model that has been fine-tuned",
-        severity=WRONG,
-        leads_to=_FROM_REWARD,
-    ),
-    Rule(
-        cause="reward_always_right",
-        says="nearly every response is right from the start: nothing is left to learn, or the reward pays for anything",
-        find=reward_always_right,
-        remedy="check the reward on a wrong answer (coati-rl score); else use harder prompts, or leave out those that "
-        "are always solved (--filter-range 0.01,0.99 --dynamic-batching)",
-        severity=WRONG,
-        leads_to=_FROM_REWARD,
-    ),
-    Rule(
-        cause="sampling_too_narrow",
-        says="the samples of a prompt are nearly the same, so that they cannot be compared",
-        find=sampling_too_narrow,
-        remedy="sample with --temperature 1.0, without --top-k and --min-p, and --top-p 1.0",
-        severity=WRONG,
-        leads_to=("entropy_collapse", "repetition", *_FROM_REWARD),
-    ),
-    Rule(
-        cause="groups_equal",
-        says="nearly all groups have equal rewards, which teach nothing",
-        find=groups_equal,
-        remedy="use prompts that are solved sometimes; larger groups (--num-generations), or "
-        "--filter-range 0.01,0.99 --dynamic-batching, which replaces such groups",
-        severity=POOR,
-        leads_to=("nothing_in_loss",),
-    ),
-    Rule(
-        cause="reward_falls",
-        says="the reward falls",
-        find=reward_falls,
-        remedy="go back to an earlier checkpoint with a lower --learning-rate or a higher --kl-coeff",
-        severity=POOR,
-    ),
-)

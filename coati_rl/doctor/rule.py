@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from coati_rl.doctor.run_data import RunData
 
+Find = Callable[[RunData], str | None]
 WRONG, POOR, SLOW = 3, 2, 1  # severities: results are wrong or lost; learning is poor; time is wasted
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Rule:
     """Look for one cause in a run.
 
@@ -18,10 +19,24 @@ class Rule:
 
     cause: str  # its name in the output of --json
     says: str  # what is wrong, in one sentence
-    find: Callable[[RunData], str | None]
+    find: Find
     remedy: str
     severity: int
     leads_to: tuple[str, ...] = ()  # causes whose signs follow from this one
+
+
+class Rules(list[Rule]):
+    """Hold the rules of a subject in their order: of equal severity, the likelier root first."""
+
+    def add(self, severity: int, *, says: str, remedy: str, leads_to: str = "") -> Callable[[Find], Find]:
+        """Return what makes a rule of a function, whose name is the cause's; `leads_to` has blanks between causes."""
+
+        def added(find: Find) -> Find:
+            causes = tuple(leads_to.split())
+            self.append(Rule(find.__name__, says, find, remedy, severity, causes))
+            return find
+
+        return added
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from coati_rl.run_reader.json_lines import read_json_lines
+from coati_rl.observability.trace_file import events_of
 
 _NAMES = ("generate", "score", "wait for prompts", "wait for work", "train")  # that rules look at
 _MAX_ACTORS = 64
@@ -28,23 +28,19 @@ class EndedSpan:
 
 def read_spans(directory: Path) -> tuple[EndedSpan, ...]:
     """Return the spans of trainers and producers, of at most 64 actors; damaged lines are left out."""
-    spans = []
-    for path in sorted(directory.glob("*-*.jsonl"))[:_MAX_ACTORS]:
-        for record in read_json_lines(path, skips_damaged=True):
-            try:
-                if record["ph"] == "X" and record["name"] in _NAMES:
-                    spans.append(
-                        EndedSpan(
-                            actor=path.stem,
-                            name=record["name"],
-                            begin_s=record["begin_ns"] / 1e9,
-                            end_s=record["end_ns"] / 1e9,
-                            uid=str(record["args"].get("uid", "")),
-                        )
-                    )
-            except (KeyError, TypeError, AttributeError):
-                continue
-    return tuple(spans)
+    paths = sorted(directory.glob("*-*.jsonl"))[:_MAX_ACTORS]
+    events = ((path.stem, event) for path in paths for event in events_of(path))
+    return tuple(
+        EndedSpan(
+            actor=actor,
+            name=event.name,
+            begin_s=event.begin_ns / 1e9,
+            end_s=event.end_ns / 1e9,
+            uid=str(event.args.get("uid", "")),
+        )
+        for actor, event in events
+        if event.phase == "X" and event.name in _NAMES and "unfinished" not in event.args
+    )
 
 
 def covered_s(spans: Iterable[EndedSpan]) -> float:

@@ -2,15 +2,24 @@
 
 from statistics import median
 
-from coati_rl.doctor.rule import POOR, WRONG, Rule
+from coati_rl.doctor.rule import POOR, WRONG, Rules
 from coati_rl.doctor.run_data import RunData, reward_change
 
 _KL = 1.0  # nats per token
 _TURMOIL = 0.3  # share of tokens that are clipped
 _SMALL_CHANGE = 1e-6  # of a weight over a whole run
 _CLIPPED, _TIMES = 0.9, 10.0  # share of steps, and norm over --max-grad-norm
+RULES = Rules()
 
 
+@RULES.add(
+    WRONG,
+    says="the learning rate is too high: updates destroy the policy",
+    remedy="divide --learning-rate by ten, with --warmup-steps; go back to a checkpoint from before",
+    leads_to="kl_explosion entropy_collapse entropy_explosion length_collapse length_growth repetition "
+    "reward_falls reward_never_right groups_equal truncation samples_skipped gradient_clipped "
+    "answer_format nothing_in_loss overfitting engine_mismatch stale_weights",
+)
 def learning_rate_too_high(run: RunData) -> str | None:
     """Look for an update that destroys the policy: numbers that are not finite, or a reward or loss that gets worse
     at once.
@@ -60,6 +69,11 @@ def _rising_loss(run: RunData) -> str | None:
     return f"the loss was {early:.3g} in the first steps, {largest:.3g} in step {step} and {late:.3g} in the last"
 
 
+@RULES.add(
+    WRONG,
+    says="the learning rate is too low for the weights to change",
+    remedy="raise --learning-rate (1e-6 for a whole model, 1e-4 or more for adapters are usual)",
+)
 def learning_rate_too_low(run: RunData) -> str | None:
     """Multiply the peak learning rate by the number of steps: AdamW moves a weight by about the rate in a step.
 
@@ -81,17 +95,35 @@ def learning_rate_too_low(run: RunData) -> str | None:
     return text + (", and all syncs carried the same weights" if is_still else "")
 
 
-def kl_explosion(run: RunData) -> str | None:
-    """Look whether KL to the reference is above 1 nat per token in the last steps; a healthy policy stays below 0.1."""
-    late, early = run.late("kl_mean"), run.early("kl_mean")
-    if late is None or late < _KL:
+@RULES.add(
+    WRONG,
+    says="no sample reaches the loss: steps change nothing",
+    remedy="widen --filter-range (a group of g has a mean that is a multiple of 1/g where rewards are 0 or 1), or "
+    "leave out --filter-truncated-response",
+    leads_to="run_failed",
+)
+def nothing_in_loss(run: RunData) -> str | None:
+    """Count steps without a sample in the loss: more than half of at least three, or so many that the run stopped."""
+    counts = [each for each in run.steps if each.get("samples_in_loss") is not None and not each.get("update")]
+    empty = [each["step"] for each in counts if each["samples_in_loss"] == 0]
+    failure = run.log.failure or ""
+    if "max-empty-batches" in failure:
+        return failure
+    if len(counts) < 3 or len(empty) * 2 <= len(counts):
         return None
-    return (
-        f"KL to the reference was {early:.2g} nats per token in the first steps and is {late:.2g} in the last"
-        f"{reward_change(run)}"
+    filters = {name: run.config.get(name) for name in ("filter_range", "filter_truncated_response")}
+    given = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in filters.items() if value)
+    return f"{len(empty)} of {len(counts)} steps have no sample in the loss, first step {empty[0]}" + (
+        f", with {given}" if given else ""
     )
 
 
+@RULES.add(
+    POOR,
+    says="the reference is another model than the policy begins with",
+    remedy="leave out --reference-model, or give the model that the run begins with",
+    leads_to="kl_explosion gradient_clipped",
+)
 def other_reference(run: RunData) -> str | None:
     """Look at KL to the reference, or the implicit rewards, in step 1 of a run that began there.
 
@@ -115,6 +147,44 @@ def _ratio(reward: float | None, beta: float, run: RunData) -> float | None:
     return None if reward is None or run.config.get("loss") in ("simpo", "orpo") else reward / beta
 
 
+@RULES.add(
+    POOR,
+    says="the policy leaves its reference behind",
+    remedy="raise --kl-coeff (or --kl-controller adaptive), lower --learning-rate; check what the reward pays for",
+    leads_to="reward_falls gradient_clipped",
+)
+def kl_explosion(run: RunData) -> str | None:
+    """Look whether KL to the reference is above 1 nat per token in the last steps; a healthy policy stays below 0.1."""
+    late, early = run.late("kl_mean"), run.early("kl_mean")
+    if late is None or late < _KL:
+        return None
+    return (
+        f"KL to the reference was {early:.2g} nats per token in the first steps and is {late:.2g} in the last"
+        f"{reward_change(run)}"
+    )
+
+
+@RULES.add(
+    POOR,
+    says="many samples are left out of the loss because their ratio is too large",
+    remedy="lower --learning-rate, --n-behind or --updates-per-batch",
+    leads_to="nothing_in_loss",
+)
+def samples_skipped(run: RunData) -> str | None:
+    """Look whether a tenth of the samples in the loss is left out for a ratio above --skip-threshold."""
+    skipped = sum(value for _, value in run.values("samples_skipped"))
+    total = sum(value for _, value in run.values("samples_in_loss"))
+    if not total or skipped < 0.1 * total:
+        return None
+    limit = run.config.get("skip_threshold")
+    return f"{skipped:.0f} of {total:.0f} samples were left out for a ratio above --skip-threshold {limit}"
+
+
+@RULES.add(
+    POOR,
+    says="the gradient is clipped to a small part of itself in each step",
+    remedy="raise --max-grad-norm to about the usual norm, or find why the norm is large",
+)
 def gradient_clipped(run: RunData) -> str | None:
     """Look whether nine of ten gradients are above ten times --max-grad-norm: steps no longer depend on their size."""
     norms = [value for _, value in run.values("grad_norm")]
@@ -128,93 +198,3 @@ def gradient_clipped(run: RunData) -> str | None:
         f"the gradient's norm is {median(norms):.3g} in the median step, and above {_TIMES:g} times --max-grad-norm "
         f"{limit:g} in {clipped} of {len(norms)} steps"
     )
-
-
-def nothing_in_loss(run: RunData) -> str | None:
-    """Count steps without a sample in the loss: more than half of at least three, or so many that the run stopped."""
-    counts = [each for each in run.steps if each.get("samples_in_loss") is not None and not each.get("update")]
-    empty = [each["step"] for each in counts if each["samples_in_loss"] == 0]
-    failure = run.log.failure or ""
-    if "max-empty-batches" in failure:
-        return failure
-    if len(counts) < 3 or len(empty) * 2 <= len(counts):
-        return None
-    filters = {name: run.config.get(name) for name in ("filter_range", "filter_truncated_response")}
-    given = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in filters.items() if value)
-    return f"{len(empty)} of {len(counts)} steps have no sample in the loss, first step {empty[0]}" + (
-        f", with {given}" if given else ""
-    )
-
-
-def samples_skipped(run: RunData) -> str | None:
-    """Look whether a tenth of the samples in the loss is left out for a ratio above --skip-threshold."""
-    skipped = sum(value for _, value in run.values("samples_skipped"))
-    total = sum(value for _, value in run.values("samples_in_loss"))
-    if not total or skipped < 0.1 * total:
-        return None
-    limit = run.config.get("skip_threshold")
-    return f"{skipped:.0f} of {total:.0f} samples were left out for a ratio above --skip-threshold {limit}"
-
-
-RULES = (
-    Rule(
-        cause="learning_rate_too_high",
-        says="the learning rate is too high: updates destroy the policy",
-        find=learning_rate_too_high,
-        remedy="divide --learning-rate by ten, with --warmup-steps; go back to a checkpoint from before",
-        severity=WRONG,
-        leads_to=(
-            "kl_explosion", "entropy_collapse", "entropy_explosion", "length_collapse", "length_growth", "repetition",
-            "reward_falls",
-            "reward_never_right", "groups_equal", "truncation", "samples_skipped", "gradient_clipped", "answer_format",
-            "nothing_in_loss", "overfitting", "engine_mismatch", "stale_weights",
-        ),
-    ),
-    Rule(
-        cause="learning_rate_too_low",
-        says="the learning rate is too low for the weights to change",
-        find=learning_rate_too_low,
-        remedy="raise --learning-rate (1e-6 for a whole model, 1e-4 or more for adapters are usual)",
-        severity=WRONG,
-    ),
-    Rule(
-        cause="nothing_in_loss",
-        says="no sample reaches the loss: steps change nothing",
-        find=nothing_in_loss,
-        remedy="widen --filter-range (a group of g has a mean that is a multiple of 1/g where rewards are 0 or 1), or "
-        "leave out --filter-truncated-response",
-        severity=WRONG,
-        leads_to=("run_failed",),
-    ),
-    Rule(
-        cause="other_reference",
-        says="the reference is another model than the policy begins with",
-        find=other_reference,
-        remedy="leave out --reference-model, or give the model that the run begins with",
-        severity=POOR,
-        leads_to=("kl_explosion", "gradient_clipped"),
-    ),
-    Rule(
-        cause="kl_explosion",
-        says="the policy leaves its reference behind",
-        find=kl_explosion,
-        remedy="raise --kl-coeff (or --kl-controller adaptive), lower --learning-rate; check what the reward pays for",
-        severity=POOR,
-        leads_to=("reward_falls", "gradient_clipped"),
-    ),
-    Rule(
-        cause="samples_skipped",
-        says="many samples are left out of the loss because their ratio is too large",
-        find=samples_skipped,
-        remedy="lower --learning-rate, --n-behind or --updates-per-batch",
-        severity=POOR,
-        leads_to=("nothing_in_loss",),
-    ),
-    Rule(
-        cause="gradient_clipped",
-        says="the gradient is clipped to a small part of itself in each step",
-        find=gradient_clipped,
-        remedy="raise --max-grad-norm to about the usual norm, or find why the norm is large",
-        severity=POOR,
-    ),
-)  # fmt: skip

@@ -96,7 +96,7 @@ def plan_or_launch(
 
 def _short_data(prepared: PreparedJob) -> Iterator[str]:
     """Yield a warning if the data ends before --max-steps."""
-    wanted, planned = prepared.config.max_steps, prepared.plan.num_steps
+    wanted, planned = prepared.config.setting("max_steps", None), prepared.plan.num_steps
     if wanted is not None and planned is not None and planned < wanted:
         yield f"--max-steps {wanted}: the data ends after {planned}; raise {prepared.config.PASSES} (-e)"
 

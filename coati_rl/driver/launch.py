@@ -90,8 +90,8 @@ def _launch(prepared: PreparedJob, classes: ActorClasses, *, scratch: Path) -> R
                 actors,
                 lambda event: recorder.record(_with_timeline_event(event, timeline, log)),
                 num_producers=config.num_producers,
-                max_producers=config.max_producers,
-                takes_joining=config.join_port is not None,
+                max_producers=config.setting("max_producers", None),
+                takes_joining=config.setting("join_port", None) is not None,
                 stall_timeout_s=config.cluster.stall_timeout_s,
                 on_status=display.show_wait,
             )
@@ -156,7 +156,7 @@ def ports_held(config: TrainingConfig) -> Iterator[None]:
         if cluster.master_port and not cluster.master_address:
             flags, remedy = f"--master_port {cluster.master_port}", "use --master_port 0 for a free port"
             held.enter_context(held_port("127.0.0.1", cluster.master_port, flags=flags, remedy=remedy))
-        if isinstance(config, Config) and config.join_port is not None:
+        if isinstance(config, Config) and config.parallel.join_port is not None:
             check_join_secrets(config.parallel)
             held.enter_context(join_port_held(config.parallel))
             if cluster.master_address:
@@ -171,14 +171,14 @@ def _introduce(prepared: PreparedJob, paths: RunPaths, display: ProgressDisplay)
     if prepared.resume is not None:
         display.recall(events_in(paths.run_dir / METRICS, paths.evaluation))
         _report_resumption(prepared.resume, display)
-    if isinstance(config, Config) and config.join_port is not None:
+    if isinstance(config, Config) and config.parallel.join_port is not None:
         token = write_token(paths.run_dir)
         display.print_line(f"to join: coati-rl join {join_url(config.parallel)} --token-file {token}")
 
 
 def _report_data_ended(config: TrainingConfig, display: ProgressDisplay) -> None:
     """Say why a run that was not interrupted has taken fewer steps than --max-steps."""
-    wanted, taken = config.max_steps, display.last_step
+    wanted, taken = config.setting("max_steps", None), display.last_step
     if wanted is not None and taken is not None and taken < wanted:
         display.print_line(
             f"the run ended at step {taken} of --max-steps {wanted}: the data is used up; raise {config.PASSES} (-e)"

@@ -164,7 +164,6 @@ class LocalActors:
             time.sleep(_LOOK_S)
 
     def members(self) -> list[TrainerProcess]:
-        """See `Actors`."""
         return list(self.trainers.values())
 
     def dead_raylets(self) -> list[str]:
@@ -176,11 +175,9 @@ class LocalActors:
         raise AssertionError("a job on a dataset has no producers")
 
     def admit_producer(self, producer_id: int) -> None:
-        """See `add_producer`."""
         self.add_producer()
 
     def drop_producer(self, producer_id: int, cause: str) -> None:
-        """See `add_producer`."""
         self.add_producer()
 
     def end(self) -> None:

@@ -28,11 +28,9 @@ class DistilledLoss:
 
     @property
     def is_token_separable(self) -> bool:
-        """See LossFn."""
         return self.loss.is_token_separable
 
     def is_final(self, sums: Mapping[str, Tensor]) -> bool:
-        """See LossFn."""
         return self.loss.is_final(sums)
 
     def __call__(

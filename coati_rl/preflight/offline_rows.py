@@ -47,9 +47,11 @@ class SourceForms:
 def load_forms(config: OfflineConfig, text: str, *, flag: str) -> SourceForms:
     """Read and check the rows of the sources that a flag lists. Raises: ConfigError naming the row."""
     data = config.data
-    columns = Columns(**data.columns, input_template=data.input_template, step_token=config.step_token)
+    columns = Columns(
+        **data.columns, input_template=data.input_template, step_token=config.setting("placeholder_token", None)
+    )
     limit = data.max_samples if flag == TRAIN_FLAG else None
-    if config.streams_rows and flag == TRAIN_FLAG:
+    if config.setting("streaming", False) and flag == TRAIN_FLAG:
         streamed = tuple(
             streamed_forms(source.path, flag=flag, columns=columns, max_rows=limit) for source in read_sources(text)
         )

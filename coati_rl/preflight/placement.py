@@ -5,12 +5,15 @@ where possible, and all trainers of a node have consecutive ranks. A scorer or a
 left, on the node with the least of it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from coati_rl.config.training import TrainingConfig
 from coati_rl.types import Device
+
+Kind = Literal["trainer", "producer", "reward model", "scorer"]
+NodeAssignment = Mapping[Kind, tuple[str, ...]]  # node ids; of trainers by rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,19 +50,22 @@ class ClusterNode:
         return replace(self, cpus=self.cpus - count * need.cpus, gpus=self.gpus - count * need.gpus)
 
 
+class Actors(NamedTuple):
+    """Say how many actors of a kind there are, and what each of them needs."""
+
+    number: int
+    each: ActorResources
+
+
+_NONE = Actors(0, ActorResources(cpus=1, gpus=0))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """Describe the actors to be placed."""
 
-    num_trainers: int
-    group_size: int  # trainers that should share a node: tp * pp * cp
-    trainer: ActorResources
-    num_producers: int
-    producer: ActorResources
-    num_reward_models: int = 0  # copies of all reward models
-    reward_model: ActorResources = field(default_factory=lambda: ActorResources(cpus=1, gpus=0))
-    num_scorers: int = 0  # copies of reference and teacher with devices of their own
-    scorer: ActorResources = field(default_factory=lambda: ActorResources(cpus=1, gpus=0))
+    actors: Mapping[Kind, Actors]
+    group_size: int = 1  # trainers that should share a node: tp * pp * cp
 
     @staticmethod
     def of(config: TrainingConfig, device: Device) -> "Request":
@@ -67,43 +73,31 @@ class Request:
 
         A tensor-parallel engine has a process, and so a CPU, for each rank.
         """
-        width = config.producer_width
-        on_gpu = device == "cuda"
+        width, on_gpu = config.producer_width, device == "cuda"
+        one, without_gpu = ActorResources(cpus=1, gpus=1 if on_gpu else 0), ActorResources(cpus=1, gpus=0)
+        engine = ActorResources(cpus=1 if on_gpu else width, gpus=width if on_gpu and not config.engine_urls else 0)
+        rewards = config.reward_models
         return Request(
-            num_trainers=config.parallel.num_trainers,
+            actors={
+                "trainer": Actors(config.parallel.num_trainers, one),
+                "producer": Actors(0 if config.takes_turns else config.num_producers, engine),
+                "reward model": Actors(rewards.num_actors, one if rewards.num_gpus else without_gpu),
+                "scorer": Actors(config.parallel.ref_devices, one),
+            },
             group_size=config.parallel.ranks_per_group,
-            trainer=ActorResources(cpus=1, gpus=1 if on_gpu else 0),
-            num_producers=0 if config.takes_turns else config.num_producers,
-            producer=ActorResources(
-                cpus=1 if on_gpu else width, gpus=width if on_gpu and not config.engine_urls else 0
-            ),
-            num_reward_models=config.reward_models.num_actors,
-            reward_model=ActorResources(cpus=1, gpus=1 if on_gpu and config.reward_models.num_gpus else 0),
-            num_scorers=config.parallel.ref_devices,
-            scorer=ActorResources(cpus=1, gpus=1 if on_gpu else 0),
         )
 
+    @property
+    def one_producer(self) -> "Request":
+        """Return the request for one producer more."""
+        return Request(actors={"producer": self.actors["producer"]._replace(number=1)})
+
     def __str__(self) -> str:
-        parts = [f"{self.num_trainers} trainer(s) of {self.trainer}"] if self.num_trainers else []
-        parts += [f"{self.num_producers} producer(s) of {self.producer} on one node"] if self.num_producers else []
-        parts += [f"{self.num_reward_models} reward model(s) of {self.reward_model}"] if self.num_reward_models else []
-        parts += [f"{self.num_scorers} scorer(s) of {self.scorer}"] if self.num_scorers else []
-        return " and ".join(parts)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeAssignment:
-    """Hold node ids by trainer rank, by producer, by reward model and by scorer."""
-
-    trainers: tuple[str, ...]
-    producers: tuple[str, ...]
-    reward_models: tuple[str, ...] = ()
-    scorers: tuple[str, ...] = ()
-
-    def fills(self, request: Request) -> bool:
-        """Return True if every requested actor has a node."""
-        wanted = (request.num_trainers, request.num_producers, request.num_reward_models, request.num_scorers)
-        return tuple(map(len, (self.trainers, self.producers, self.reward_models, self.scorers))) == wanted
+        return " and ".join(
+            f"{count} {kind}(s) of {each}{' on one node' if kind == 'producer' else ''}"
+            for kind, (count, each) in self.actors.items()
+            if count
+        )
 
 
 def assign_nodes(nodes: Sequence[ClusterNode], request: Request) -> NodeAssignment | None:
@@ -119,7 +113,7 @@ def assign_nodes(nodes: Sequence[ClusterNode], request: Request) -> NodeAssignme
     size = request.group_size
     for trainers_first, group_size in ((True, size), (False, size), (False, 1)):
         assignment = _try(nodes, request, trainers_first=trainers_first, group_size=group_size)
-        if assignment.fills(request):
+        if not any(_missing(request, assignment).values()):
             return assignment
     return None
 
@@ -127,13 +121,8 @@ def assign_nodes(nodes: Sequence[ClusterNode], request: Request) -> NodeAssignme
 def explain(nodes: Sequence[ClusterNode], totals: Sequence[ClusterNode], request: Request) -> str:
     """Return why `assign_nodes` failed: what was requested, what does not fit, and what each node has."""
     assignment = _try(nodes, request, trainers_first=False, group_size=1)
-    missing = {
-        "producer(s)": request.num_producers - len(assignment.producers),
-        "trainer(s)": request.num_trainers - len(assignment.trainers),
-        "reward model(s)": request.num_reward_models - len(assignment.reward_models),
-        "scorer(s)": request.num_scorers - len(assignment.scorers),
-    }
-    lacking = " and ".join(f"{count} {who}" for who, count in missing.items() if count)
+    missing = _missing(request, assignment)
+    lacking = " and ".join(f"{count} {kind}(s)" for kind, count in missing.items() if count)
     total_of = {node.node_id: node for node in totals}
     free = "; ".join(_describe(node, total_of[node.node_id]) for node in nodes) or "no node answers"
     return f"requested {request}; no resources for {lacking}; free: {free}"
@@ -143,58 +132,55 @@ def _describe(node: ClusterNode, total: ClusterNode) -> str:
     return f"{node.address} {node.cpus:g} of {total.cpus:g} CPUs, {node.gpus:g} of {total.gpus:g} GPUs"
 
 
+def _missing(request: Request, assignment: NodeAssignment) -> dict[Kind, int]:
+    return {kind: count - len(assignment[kind]) for kind, (count, _) in request.actors.items()}
+
+
 def _try(nodes: Sequence[ClusterNode], request: Request, *, trainers_first: bool, group_size: int) -> NodeAssignment:
     """Assign as many actors as fit."""
-    nodes_left = list(nodes)
-    trainers: list[str] = []
-    if trainers_first:
-        trainers = _place_trainers(nodes_left, request, group_size)
-    producers: list[str] = []
-    for _ in range(request.num_producers):
-        fitting = [node for node in nodes_left if node.capacity(request.producer) > 0]
-        if not fitting:
-            break
-        choose: Any = max if trainers_first else min  # spread, or pack and leave resources for the trainers
-        chosen: ClusterNode = choose(fitting, key=lambda node: node.capacity(request.producer))
-        producers.append(chosen.node_id)
-        nodes_left[nodes_left.index(chosen)] = chosen.without(request.producer)
-    if not trainers_first:
-        trainers = _place_trainers(nodes_left, request, group_size)
-    return NodeAssignment(
-        trainers=tuple(trainers),
-        producers=tuple(producers),
-        scorers=_place_one_by_one(nodes_left, request.scorer, request.num_scorers),
-        reward_models=_place_one_by_one(nodes_left, request.reward_model, request.num_reward_models),
-    )
+    nodes_left, placed = list(nodes), dict[Kind, tuple[str, ...]]()
+    of_services: tuple[Kind, ...] = ("trainer", "producer") if trainers_first else ("producer", "trainer")
+    for kind in (*of_services, "scorer", "reward model"):
+        count, need = request.actors.get(kind, _NONE)
+        if kind == "trainer":
+            placed[kind] = _place_trainers(nodes_left, need, count, group_size)
+        else:  # producers spread, or leave resources for the trainers
+            is_spread = kind == "producer" and trainers_first
+            placed[kind] = _place_one_by_one(nodes_left, need, count, choose=max if is_spread else min)
+    return placed
 
 
-def _place_one_by_one(nodes_left: list[ClusterNode], need: ActorResources, count: int) -> tuple[str, ...]:
-    """Place as many such actors as fit, each where the least room is left."""
+def _place_one_by_one(
+    nodes_left: list[ClusterNode], need: ActorResources, count: int, *, choose: Any
+) -> tuple[str, ...]:
+    """Place as many such actors as fit, each where the least (min) or the most (max) room is left."""
     placed: list[str] = []
     for _ in range(count):
         fitting = [node for node in nodes_left if node.capacity(need) > 0]
         if not fitting:
             break
-        chosen = min(fitting, key=lambda node: node.capacity(need))
+        chosen: ClusterNode = choose(fitting, key=lambda node: node.capacity(need))
         placed.append(chosen.node_id)
         nodes_left[nodes_left.index(chosen)] = chosen.without(need)
     return tuple(placed)
 
 
-def _place_trainers(nodes_left: list[ClusterNode], request: Request, group_size: int) -> list[str]:
+def _place_trainers(
+    nodes_left: list[ClusterNode], need: ActorResources, count: int, group_size: int
+) -> tuple[str, ...]:
     """Place whole groups: on the smallest node that holds all that are left, else as many as fit on the largest."""
-    group = ActorResources(cpus=group_size * request.trainer.cpus, gpus=group_size * request.trainer.gpus)
-    left, trainers = request.num_trainers // group_size, list[str]()
+    group = ActorResources(cpus=group_size * need.cpus, gpus=group_size * need.gpus)
+    left, trainers = count // group_size, list[str]()
     while left and nodes_left:
         enough = [node for node in nodes_left if node.capacity(group) >= left]
         if enough:
             chosen = min(enough, key=lambda node: node.capacity(group))
         else:
             chosen = max(nodes_left, key=lambda node: node.capacity(group))
-        count = min(left, chosen.capacity(group))
-        if count == 0:
+        fitting = min(left, chosen.capacity(group))
+        if fitting == 0:
             break
-        trainers += [chosen.node_id] * (count * group_size)
-        nodes_left[nodes_left.index(chosen)] = chosen.without(group, count)
-        left -= count
-    return trainers
+        trainers += [chosen.node_id] * (fitting * group_size)
+        nodes_left[nodes_left.index(chosen)] = chosen.without(group, fitting)
+        left -= fitting
+    return tuple(trainers)

@@ -18,7 +18,6 @@ from coati_rl.config.plan import Plan, make_plan, resolve_precision
 from coati_rl.config.reward_rules import reward_warnings
 from coati_rl.config.server_rules import stages_on_host
 from coati_rl.config.update_rules import with_sync_timeout
-from coati_rl.errors import ConfigError
 from coati_rl.estimator import load_estimator
 from coati_rl.memory.run_memory import Machine
 from coati_rl.model_files.check import Use
@@ -35,8 +34,9 @@ from coati_rl.preflight.prompts import (
     make_run_prompts,
     make_source,
 )
+from coati_rl.preflight.same_tokens import check_token_ids
 from coati_rl.preflight.saved_tokenizer import Encoded, some_rows
-from coati_rl.preflight.size_checks import check_length, check_prompts, check_step, check_token_ids, resolve_device
+from coati_rl.preflight.size_checks import check_length, check_prompts, check_step, resolve_device
 from coati_rl.reading.dataset import PromptSet, render_prompts
 from coati_rl.reading.prompt_source import PromptSource
 from coati_rl.transport.choice import choose_backend
@@ -75,11 +75,9 @@ class RunPreparation(Preparation[Config, RunRows, RunInputs, Prepared]):
         return device, warnings
 
     def read_rows(self, config: Config) -> RunRows:
-        """Read the prompts of all tasks."""
         return load_run_rows(config, self.rewards, tools=self.environment.tools)
 
     def warnings(self, config: Config, rows: RunRows) -> Iterator[str]:
-        """Yield the warnings of all subjects."""
         subjects = (
             *(_evaluation_warnings, reward_warnings, algorithm_warnings, distillation_warnings),
             *(environment_warnings, engine_warnings),
@@ -88,11 +86,9 @@ class RunPreparation(Preparation[Config, RunRows, RunInputs, Prepared]):
             yield from warnings_of(config)
 
     def unchecked(self, config: Config) -> str:
-        """Name the lengths of prompts, and what cuts the model."""
         return "prompt lengths" + (", -tp and -pp" if config.dp < config.parallel.num_trainers else "")
 
     def without_tokens(self, rows: RunRows) -> RunInputs:
-        """Return the number of prompts."""
         return RunInputs(train=PromptSet(prompts=(), num_refused=0), evaluation={}, num_prompts=rows.num_train)
 
     def within_positions(self, config: Config, hf_config: Any) -> Config:
@@ -106,11 +102,9 @@ class RunPreparation(Preparation[Config, RunRows, RunInputs, Prepared]):
         return ("trained",) if config.sampling.backend == "fake" else ("trained", "sampled")
 
     def needs_chat_template(self, config: Config, rows: RunRows) -> bool:
-        """Whether prompts are conversations."""
         return config.data.input_template is None
 
     def other_models(self, config: Config) -> Iterator[OtherModel]:
-        """Yield the teacher and the model that the critic begins with."""
         distillation = config.distillation
         if distillation.teacher is not None:
             without_full = "use --distill-kl token" if distillation.distill_kl == "full" else None
@@ -127,12 +121,14 @@ class RunPreparation(Preparation[Config, RunRows, RunInputs, Prepared]):
         return with_sync_timeout(config, update_bytes(config, hf_config, device))
 
     def make_inputs(self, config: Config, rows: RunRows, tokenizer: Any, hf_config: Any) -> RunInputs:
-        """Tokenise the prompts."""
         self.environment.check_tokenizer(tokenizer)
         train, evaluation = make_run_prompts(rows, config, tokenizer)
-        of_files = train if rows.of_files else None
-        check_prompts(config, of_files, evaluation)
-        check_token_ids(of_files, evaluation, hf_config, config.model.model)
+        sets = {"--dataset": train} if rows.of_files else {}
+        sets |= {f"--eval-dataset {name}": each for name, each in evaluation.items()}
+        check_prompts(config, sets)
+        for flag, each in sets.items():  # of streamed prompts the first ones are read
+            largest = ((prompt.uid, max(prompt.token_ids, default=0)) for prompt in each.prompts[:NUM_READ])
+            check_token_ids(flag, largest, hf_config.vocab_size, config.model.model)
         return RunInputs(
             train=train,
             evaluation=evaluation,
@@ -141,18 +137,15 @@ class RunPreparation(Preparation[Config, RunRows, RunInputs, Prepared]):
         )
 
     def encoded(self, config: Config, rows: RunRows, tokenizer: Any) -> Iterator[Encoded]:
-        """Yield prompts of all files."""
         return encoded_prompts(config, rows, tokenizer)
 
     def memory_check(
         self, config: Config, hf_config: Any, machine: Machine, inputs: RunInputs | None
     ) -> MemoryCheck[Config]:
-        """Return the check of trainers, engines and reward models."""
         prompt_tokens = None if inputs is None else _mean_prompt_tokens(inputs.train)
         return run_check(config, hf_config, machine, prompt_tokens=prompt_tokens, check_layout=self.check_layout)
 
     def plan(self, found: Found[Config, RunInputs], device: Device) -> Plan:
-        """Return the plan."""
         config, inputs = found.config, found.inputs
         plan = make_plan(
             config,
@@ -165,11 +158,9 @@ class RunPreparation(Preparation[Config, RunRows, RunInputs, Prepared]):
         return plan
 
     def open_resume(self, found: Found[Config, RunInputs]) -> ResumePoint | None:
-        """Open the checkpoint with the prompts' positions."""
         return open_resume_point(found.config, found.inputs.source, num_prompts=found.inputs.num_prompts)
 
     def prepared(self, found: Found[Config, RunInputs], rows: RunRows, **common: Any) -> Prepared:
-        """Return the run's inputs."""
         return Prepared(
             train=found.inputs.train,
             source=found.inputs.source,
@@ -195,9 +186,5 @@ def _mean_prompt_tokens(train: PromptSet) -> float | None:
 
 
 def _evaluation_warnings(config: Config) -> Iterator[str]:
-    """Yield warnings. Raises: ConfigError if there is nothing to evaluate on."""
-    run = config.run
-    if run.eval_interval > 0 and not config.data.eval_dataset:
-        raise ConfigError(f"--eval-interval {run.eval_interval}: needs --eval-dataset, or -1 to switch it off")
-    if config.data.eval_dataset and run.eval_interval < 0:
+    if config.data.eval_dataset and config.run.eval_interval < 0:
         yield "--eval-dataset is not evaluated: --eval-interval is -1 (off)"

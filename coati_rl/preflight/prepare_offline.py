@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from coati_rl.batching.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.checkpoint.dataset_resume import DatasetResume, open_dataset_resume
 from coati_rl.config.offline import OfflineConfig
@@ -26,6 +28,7 @@ from coati_rl.preflight.other_models import OtherModel
 from coati_rl.preflight.preparation import Found, Preparation
 from coati_rl.preflight.prepared import PreparedJob
 from coati_rl.preflight.resources import find_device, positions_of
+from coati_rl.preflight.same_tokens import check_token_ids
 from coati_rl.preflight.saved_tokenizer import Encoded, some_rows
 from coati_rl.reading.mixing import Mixing
 from coati_rl.samples import Sample
@@ -61,7 +64,6 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
         )
 
     def read_rows(self, config: OfflineConfig) -> _Forms:
-        """Read the rows of training and of each evaluation."""
         paths = {TRAIN_FLAG: config.data.dataset}
         paths |= {f"--eval-dataset {name}": path for name, path in (config.data.eval_dataset or {}).items()}
         return {flag: load_forms(config, path, flag=flag) for flag, path in paths.items()}
@@ -72,11 +74,9 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
         return without_effect(config)
 
     def unchecked(self, config: OfflineConfig) -> str:
-        """Name the lengths of samples, and what cuts the model."""
         return "lengths and the layout"
 
     def without_tokens(self, rows: _Forms) -> _Sets:
-        """Return no samples."""
         return {}
 
     def within_positions(self, config: OfflineConfig, hf_config: Any) -> OfflineConfig:
@@ -97,7 +97,6 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
         return ("trained", of_head) if config.HAS_SCALAR_HEAD else ("trained",)
 
     def needs_chat_template(self, config: OfflineConfig, rows: _Forms) -> bool:
-        """Whether a row is a conversation."""
         return any(needs_chat_template(forms) for forms in rows.values())
 
     def other_models(self, config: OfflineConfig) -> Iterator[OtherModel]:
@@ -109,14 +108,16 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
             yield OtherModel(flag="--teacher", field="teacher", name=config.teacher, without_full=without_full)
 
     def make_inputs(self, config: OfflineConfig, rows: _Forms, tokenizer: Any, hf_config: Any) -> _Sets:
-        """Make the samples of training and of each evaluation."""
         sets = {flag: make_samples(config, forms, tokenizer, flag=flag) for flag, forms in rows.items()}
         _check_not_empty(config, sets)
-        _check_token_ids(sets, hf_config.vocab_size)
+        for flag, each in sets.items():  # streamed samples are not read for it
+            samples = each.samples if isinstance(each.samples, tuple) else ()
+            ids = ((it.uid, np.append(it.prefix_ids, it.token_ids)) for it in samples)
+            largest = ((f"{uid} (from 0)", int(each_ids.max(initial=0))) for uid, each_ids in ids)
+            check_token_ids(flag, largest, hf_config.vocab_size, config.model.model)
         return sets
 
     def encoded(self, config: OfflineConfig, rows: _Forms, tokenizer: Any) -> Iterator[Encoded]:
-        """Yield samples of all files."""
         for forms in rows.values():
             for source in forms.streamed or (forms.forms,):
                 for form in some_rows(source).values():
@@ -125,12 +126,10 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
     def memory_check(
         self, config: OfflineConfig, hf_config: Any, machine: Machine, inputs: _Sets | None
     ) -> MemoryCheck[OfflineConfig]:
-        """Return the check of the trainers."""
         samples = () if inputs is None else inputs[TRAIN_FLAG].samples
         return job_check(config, hf_config, machine, samples=samples, check_layout=self.check_layout)
 
     def plan(self, found: Found[OfflineConfig, _Sets], device: Device) -> OfflinePlan:
-        """Return the plan."""
         train = found.inputs.get(TRAIN_FLAG)
         plan = make_offline_plan(
             found.config,
@@ -143,13 +142,11 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
         return plan
 
     def open_resume(self, found: Found[OfflineConfig, _Sets]) -> DatasetResume | None:
-        """Open the checkpoint with the samples' positions."""
         config, train = found.config, found.inputs.get(TRAIN_FLAG)
         source = None if train is None else DatasetSource(train.samples, dataset_settings(config, train.mixing))
         return open_dataset_resume(config, source)
 
     def prepared(self, found: Found[OfflineConfig, _Sets], rows: _Forms, **common: Any) -> PreparedDataset:
-        """Return the job's inputs."""
         train = found.inputs.get(TRAIN_FLAG)
         return PreparedDataset(
             train=() if train is None else train.samples,
@@ -217,18 +214,6 @@ def _check_not_empty(config: OfflineConfig, sets: _Sets) -> None:
             why += f", of {counts.num_equal} pairs chosen equals rejected" if counts.num_equal else ""
             why += f", of {counts.num_undecided} the reward is undecided" if counts.num_undecided else ""
             raise ConfigError(f"{flag}: no row can be trained on: {why}")
-
-
-def _check_token_ids(sets: _Sets, vocab_size: int) -> None:
-    """Raise ConfigError for a token that the model has no embedding of; streamed samples are not read for it."""
-    for flag, each in sets.items():
-        for sample in each.samples if isinstance(each.samples, tuple) else ():
-            largest = max(ids.max(initial=0) for ids in (sample.prefix_ids, sample.token_ids))
-            if largest >= vocab_size:
-                raise ConfigError(
-                    f"{flag}: {sample.uid} (from 0) has the token {largest}, and --model is of {vocab_size} tokens; "
-                    "use the model whose tokens they are"
-                )
 
 
 def _check_step(config: OfflineConfig, plan: OfflinePlan) -> None:

@@ -1,5 +1,6 @@
-"""Check that another model can score the samples of the trained one: the same tokens, with logits and positions."""
+"""Check that a model has embeddings of all tokens, and that another one can score the samples of the trained one."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from coati_rl.config.training import TrainingConfig
@@ -51,6 +52,24 @@ def check_vocabulary_sizes(vocab_size: int, its_vocab_size: int, *, without_full
             f"{other}: whole distributions are compared, and it has {its_vocab_size} logits, the model {vocab_size}; "
             f"{without_full}, or use another one"
         )
+
+
+def check_token_ids(flag: str, rows: Iterable[tuple[str, int]], vocab_size: int, model: str) -> None:
+    """Raise ConfigError for a token that the trained model has no embedding of.
+
+    Args:
+        flag: of the rows.
+        rows: their names and largest token ids.
+        vocab_size: of the model.
+        model: its name, for the message.
+    """
+    for name, largest in rows:
+        if largest >= vocab_size:
+            raise ConfigError(
+                f"{flag}: {name} has the token {largest}, and --model {model} has embeddings of {vocab_size} tokens "
+                "(vocab_size of its config.json); use the tokenizer that belongs to it, or a model whose embeddings "
+                "were enlarged for these tokens"
+            )
 
 
 def check_positions(config: TrainingConfig, its_config: Any, *, other: str) -> None:

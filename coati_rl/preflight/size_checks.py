@@ -3,15 +3,15 @@
 Messages name the nearest settings that fit.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from coati_rl.config import Config
 from coati_rl.config.plan import Plan
-from coati_rl.config.rules import nearest_flags
+from coati_rl.config.rules import named_length, nearest_flags, shorter
 from coati_rl.config.server_rules import stages_on_host
 from coati_rl.errors import ConfigError
-from coati_rl.preflight.prepared_run import NUM_READ
 from coati_rl.preflight.resources import find_device, positions_of
 from coati_rl.reading.dataset import PromptSet
 from coati_rl.types import Device
@@ -58,60 +58,19 @@ def check_length(config: Config, model: Any) -> None:
     limit = positions_of(model)  # None where rotary positions are extended: the engine knows its limit
     if limit is not None and config.max_model_len > limit:
         raise ConfigError(
-            f"{_length(config)} the {limit} positions of --model {config.model.model}; "
-            f"nearest: {_shorter(config, limit)}"
+            f"{named_length(config)} tokens exceed the {limit} positions of --model {config.model.model}; "
+            f"nearest: {shorter(config, limit)}"
         )
 
 
-def _length(config: Config) -> str:
-    sampling = config.sampling
-    if sampling.max_episode_tokens is not None:
-        return f"--max-episode-tokens {sampling.max_episode_tokens} exceeds"
-    return (
-        f"-mpt {config.data.max_prompt_tokens} + -mnt {sampling.max_new_tokens} = {config.max_model_len} tokens exceed"
-    )
-
-
-def _shorter(config: Config, limit: int) -> str:
-    data = config.data
-    if config.sampling.max_episode_tokens is not None:
-        return f"--max-episode-tokens {limit}{f' -mpt {limit // 2}' if limit <= data.max_prompt_tokens else ''}"
-    if data.max_prompt_tokens < limit:
-        return f"-mnt {limit - data.max_prompt_tokens}"
-    return f"-mpt {limit // 2} -mnt {min(config.sampling.max_new_tokens, limit - limit // 2)}"
-
-
-def check_prompts(config: Config, train: PromptSet | None, evaluation: dict[str, PromptSet]) -> None:
-    """Raise ConfigError if a set of prompts has no usable one. `train`: None if it does not come from files."""
-    sets = {} if train is None else {"--dataset": train}
-    for name, prompt_set in {**sets, **{f"--eval-dataset {t}": s for t, s in evaluation.items()}}.items():
+def check_prompts(config: Config, sets: Mapping[str, PromptSet]) -> None:
+    """Raise ConfigError if a set of prompts, by its flag, has no usable one."""
+    for flag, prompt_set in sets.items():
         if not prompt_set.prompts:
             raise ConfigError(
-                f"{name}: all {prompt_set.num_refused} prompts exceed "
+                f"{flag}: all {prompt_set.num_refused} prompts exceed "
                 f"--max-prompt-tokens {config.data.max_prompt_tokens}"
             )
-
-
-def check_token_ids(train: PromptSet | None, evaluation: dict[str, PromptSet], model: Any, name: str) -> None:
-    """Raise ConfigError for a token that the model has no embedding of.
-
-    Args:
-        train: None if it does not come from files; of streamed prompts the first ones are read.
-        evaluation: the prompts of each evaluation set.
-        model: its transformers config.
-        name: of the model, for the message.
-    """
-    size = model.vocab_size
-    sets = {} if train is None else {"--dataset": train}
-    for flag, prompt_set in {**sets, **{f"--eval-dataset {t}": s for t, s in evaluation.items()}}.items():
-        for prompt in prompt_set.prompts[:NUM_READ]:
-            largest = max(prompt.token_ids, default=0)
-            if largest >= size:
-                raise ConfigError(
-                    f"{flag}: {prompt.uid} has the token {largest}, and --model {name} has embeddings of {size} tokens "
-                    "(vocab_size of its config.json); use the tokenizer that belongs to it, or a model whose "
-                    "embeddings were enlarged for these tokens"
-                )
 
 
 def check_step(config: Config, plan: Plan, num_prompts: int | None) -> None:

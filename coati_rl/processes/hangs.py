@@ -36,7 +36,8 @@ class HangTimeouts:
         cluster = config.cluster
         save_s = cluster.phase_timeout_s + slow_seconds(checkpoint_bytes)
         writing = ("save",) if config.run.kept_weights is None else ("save", "train", "repeat", "keep weights")
-        sync_s, loop_s = cluster.phase_timeout_s + config.transfer_timeout_s, cluster.phase_timeout_s + _CALLS_S
+        sync_s = cluster.phase_timeout_s + config.setting("sync_timeout_s", 0.0)
+        loop_s = cluster.phase_timeout_s + _CALLS_S
         return HangTimeouts(
             heartbeat_s=cluster.heartbeat_timeout_s,
             phase_s=cluster.phase_timeout_s,

@@ -25,16 +25,25 @@ def listen(host: str = "127.0.0.1", port: int = 0, *, is_shared: bool = False) -
     return socket.create_server(address[:2], family=family, backlog=_BACKLOG, reuse_port=is_shared)
 
 
-def listen_as_told(host: str, port: int) -> socket.socket:
-    """Do the same for --host and --port. Raises: ConfigError."""
+def listen_as_told(host: str, port: int, *, say: Callable[[str], None] | None = None, what: str = "") -> socket.socket:
+    """Do the same for --host and --port; `say` warns if other machines can reach it. Raises: ConfigError.
+
+    `what`: is sent, for the warning.
+    """
     if not 0 <= port <= 65535:  # name lookup would take the lower 16 bits
         raise ConfigError(f"--port is {port}: cannot listen: give 1 to 65535, or 0 for a free one")
     try:
-        return listen(host, port)
+        listener = listen(host, port)
     except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigError(
             f"--host {host} --port {port}: cannot listen: {error}; use another host or port (0 for a free port)"
         ) from error
+    if say is not None and not is_loopback(str(listener.getsockname()[0])):
+        say(
+            f"warning: --host {host} is reachable from other machines without TLS: {what} are sent unencrypted; use a "
+            "private network or a TLS proxy"
+        )
+    return listener
 
 
 def is_loopback(host: str) -> bool:
@@ -84,13 +93,11 @@ class ReadyServer(uvicorn.Server):
         self._on_ready, self._on_end = on_ready, on_end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See `uvicorn.Server`."""
         await super().startup(sockets)
         if self.started:
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See `uvicorn.Server`."""
         if self._on_end is not None:
             self._on_end()
         await super().shutdown(sockets)

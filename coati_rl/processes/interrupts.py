@@ -1,6 +1,7 @@
 """Handle the signals that end a run alike: Ctrl-C, SIGTERM, a closed terminal (SIGHUP) and Ctrl-\\ (SIGQUIT)."""
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,24 @@ def handle_first(numbers: set[signal.Signals], handler: Handler) -> None:
 def interrupt(_number: int, _frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, as a signal handler."""
     raise KeyboardInterrupt
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Exit with code 0 on SIGTERM and with KeyboardInterrupt on SIGINT; later signals are ignored."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            interrupt(number, frame)
+        sys.exit(0)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handle_first(set(before), end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

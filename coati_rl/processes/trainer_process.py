@@ -125,11 +125,9 @@ class TrainerProcess:
         return self
 
     def is_done(self) -> bool:
-        """See `Member`."""
         return self.outcome is not None or (self.spawned is not None and self.spawned.process.poll() is not None)
 
     def result(self) -> int:
-        """See `Member`."""
         if self.outcome is None:
             raise PeerLostError(f"{self.name} died: {self._how_it_ended()}")
         if isinstance(self.outcome, CoatiError):

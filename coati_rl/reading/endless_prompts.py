@@ -72,7 +72,7 @@ class GeneratedPrompts:
 
 
 class EndlessPrompts:
-    """Implement PromptSource; uids are `<prompt uid>.<pass>`, with pass 0 for all generated prompts."""
+    """Implement `PromptSource`; uids are `<prompt uid>.<pass>`, with pass 0 for all generated prompts."""
 
     length = None
 
@@ -100,7 +100,6 @@ class EndlessPrompts:
         return DrawOrder(seed=self._seed, num_prompts=None, fingerprint=digest.hexdigest(), ground_truths=truths)
 
     def draw(self, number: int) -> Prompt:
-        """See PromptSource."""
         source, place = self._interleaving.at(number)
         part = self._parts[self._names[source]]
         if isinstance(part, GeneratedPrompts):
@@ -111,7 +110,6 @@ class EndlessPrompts:
         return replace(prompt, uid=f"{prompt.uid}.{passed}")
 
     def find(self, uid: str) -> Prompt:
-        """See PromptSource."""
         of_prompt, _, _ = uid.rpartition(".")
         name, _, number = of_prompt.rpartition("-")
         part = self._parts[name]

@@ -43,7 +43,7 @@ class PromptSource(Protocol):
 
 
 class DatasetPrompts:
-    """Implement PromptSource; a uid is `<prompt uid>.<pass>`, so that each pass samples a prompt anew."""
+    """Implement `PromptSource`; a uid is `<prompt uid>.<pass>`, so that each pass samples a prompt anew."""
 
     def __init__(
         self, prompts: Sequence[Prompt], *, num_episodes: int, seed: int, shares: Sequence[Fraction] = ()
@@ -75,7 +75,6 @@ class DatasetPrompts:
         return len(self._prompts) * self._num_episodes
 
     def draw(self, number: int) -> Prompt:
-        """See PromptSource."""
         if self._mixed is not None:
             index, passed = self._mixed.draw(number)
             return replace(self._prompts[index], uid=f"{self._prompts[index].uid}.{passed}")
@@ -87,13 +86,11 @@ class DatasetPrompts:
         return replace(prompt, uid=f"{prompt.uid}.{episode}")
 
     def find(self, uid: str) -> Prompt:
-        """See PromptSource."""
         if isinstance(self._prompts, StreamedPrompts):
             return replace(self._prompts.find(uid.rpartition(".")[0]), uid=uid)
         return drawn_prompt(self._by_uid, uid)
 
     def first(self, num_prompts: int) -> Sequence[Prompt]:
-        """See PromptSource."""
         return self._prompts[:num_prompts]
 
     @cached_property

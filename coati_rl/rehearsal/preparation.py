@@ -207,8 +207,9 @@ def _check_disk_of_kept_weights(prepared: PreparedJob) -> None:
 def _check_places(prepared: PreparedJob, machine: TargetMachine) -> None:
     """Raise ConfigError if the nodes cannot hold the real actors."""
     request = Request.of(prepared.config, prepared.plan.device)
+    actors = request.actors
     gpus = machine.gpus_per_node if prepared.plan.device == "cuda" else 0
-    cpus = machine.gpus_per_node + request.producer.cpus + request.num_reward_models
+    cpus = machine.gpus_per_node + actors["producer"].each.cpus + actors["reward model"].number
     nodes = [
         ClusterNode(node_id=str(number), address=f"node-{number}", cpus=cpus, gpus=gpus)
         for number in range(machine.nodes or 1)
@@ -275,13 +276,13 @@ def _written(small: Reduced[Any], scratch: Path, run_dir: Path, names: dict[str,
     path = scratch / "rehearsal.yaml"
     settings = with_absolute_paths(small.config.flat("json"))
     path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-    request = Request.of(small.config, "cpu")
-    numbers = (request.num_trainers, request.num_producers, request.num_reward_models, request.num_scorers)
+    actors = Request.of(small.config, "cpu").actors
+    num_actors, engines = sum(each.number for each in actors.values()), actors["producer"]
     return Written(
         needs_ray=small.config.needs_ray,
-        num_actors=sum(numbers),
-        num_cpus=sum(numbers) + request.num_producers * (request.producer.cpus - 1),
-        engine_cpus=request.producer.cpus,
+        num_actors=num_actors,
+        num_cpus=num_actors + engines.number * (engines.each.cpus - 1),
+        engine_cpus=engines.each.cpus,
         config=path,
         run_dir=run_dir,
         num_steps=small.num_steps,

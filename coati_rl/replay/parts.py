@@ -21,36 +21,34 @@ class StepObjective(Protocol):
     """See `consumer.objectives.objective.Objective`, of which a replay uses these members."""
 
     @property
-    def losses(self) -> Mapping[Role, LossFn]: ...  # noqa: D102
+    def losses(self) -> Mapping[Role, LossFn]: ...
 
     @property
-    def scores(self) -> Mapping[str, Role]: ...  # noqa: D102
+    def scores(self) -> Mapping[str, Role]: ...
 
     @property
-    def entropies(self) -> Mapping[str, Role]: ...  # noqa: D102
+    def entropies(self) -> Mapping[str, Role]: ...
 
     @property
-    def needs_whole_step(self) -> bool: ...  # noqa: D102
+    def needs_whole_step(self) -> bool: ...
 
-    def rate_of(self, role: Role, step: int) -> float: ...  # noqa: D102
+    def rate_of(self, role: Role, step: int) -> float: ...
 
-    def num_steps(self, role: Role) -> int: ...  # noqa: D102
+    def num_steps(self, role: Role) -> int: ...
 
-    def reference_mix(self, step: int) -> float: ...  # noqa: D102
+    def reference_mix(self, step: int) -> float: ...
 
-    def targets(  # noqa: D102
-        self, micro_batches: tuple[MicroBatch, ...]
-    ) -> tuple[tuple[MicroBatch, ...], dict[str, Tensor]]: ...
+    def targets(self, micro_batches: tuple[MicroBatch, ...]) -> tuple[tuple[MicroBatch, ...], dict[str, Tensor]]: ...
 
-    def with_whole_step(  # noqa: D102
+    def with_whole_step(
         self, micro_batches: Sequence[MicroBatch], reduce: Callable[[dict[str, Tensor]], dict[str, float]]
     ) -> Sequence[MicroBatch]: ...
 
-    def end_step(self, sums: Mapping[str, float]) -> None: ...  # noqa: D102
+    def end_step(self, sums: Mapping[str, float]) -> None: ...
 
-    def restore(self, state: Mapping[str, Any]) -> None: ...  # noqa: D102
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
-    def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]: ...  # noqa: D102
+    def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

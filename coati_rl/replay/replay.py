@@ -54,7 +54,7 @@ class Replay:
         self.run = run
         self._parts = parts
         self.config: TrainingConfig = config_of(run)
-        if self.config.balancing_coeff:
+        if self.config.setting("aux_loss_coeff", 0.0):
             raise ConfigError(f"{run.path}: steps with --aux-loss-coeff cannot be replayed yet")
         self.precision = precision_of(run, self.config)
         self.records: Mapping[int, Mapping[str, Any]] = {record["step"]: record for record in run.steps()}

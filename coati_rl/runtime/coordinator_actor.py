@@ -64,7 +64,7 @@ class CoordinatorActor:
     def _start(self, *, takes_over: bool = False) -> Any:
         config = self._prepared.config
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        num_producers = config.max_producers or config.num_producers
+        num_producers = config.setting("max_producers", None) or config.num_producers
         waiting = 2 * (num_producers + config.parallel.num_trainers) + 8  # long polls, each of which blocks a thread
         options = {"num_cpus": 0, "max_concurrency": waiting, "scheduling_strategy": here, "max_restarts": 0}
         if config.cluster.master_address:  # in a Ray of our own it inherits them, and a process is there already

@@ -19,7 +19,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError, RunError
-from coati_rl.preflight.placement import ActorResources, ClusterNode, NodeAssignment, Request, assign_nodes, explain
+from coati_rl.preflight.placement import (
+    ActorResources,
+    ClusterNode,
+    Kind,
+    NodeAssignment,
+    Request,
+    assign_nodes,
+    explain,
+)
 from coati_rl.runtime.waits import result
 from coati_rl.types import Device
 
@@ -62,21 +70,16 @@ class PlacementManager:
         """
         self._request = Request.of(config, device)
         assignment = _wait_for_nodes(self._request, timeout_s=PLACEMENT_TIMEOUT_S)
-        self._num_slots = Counter(
-            [*assignment.producers, *assignment.trainers, *assignment.reward_models, *assignment.scorers]
-        )
+        self._num_slots = Counter(node_id for node_ids in assignment.values() for node_id in node_ids)
         self._next_slot: Counter[str] = Counter()
         self._leaving: set[str] = set()  # nodes that are about to go; one that joins again has another id
         self._raylets: dict[str, tuple[str, int]] = {}  # node -> address and port, of nodes with a reservation
-        self._free = [self._reserve_producer(node_id) for node_id in assignment.producers]
-        needs = [self._request.trainer] * len(assignment.trainers)
-        self.trainers = self._reserve(needs, assignment.trainers)  # by rank
+        self._free = [self._reserve("producer", [node_id])[0] for node_id in assignment["producer"]]
+        self.trainers = self._reserve("trainer", assignment["trainer"])  # by rank
         if config.takes_turns:
             self._share(config)
-        needs = [self._request.reward_model] * len(assignment.reward_models)
-        self.reward_models = self._reserve(needs, assignment.reward_models) if needs else []
-        needs = [self._request.scorer] * len(assignment.scorers)
-        self.scorers = self._reserve(needs, assignment.scorers) if needs else []
+        self.reward_models = self._reserve("reward model", assignment["reward model"])
+        self.scorers = self._reserve("scorer", assignment["scorer"])
 
     def _share(self, config: TrainingConfig) -> None:
         """Give each engine the place and the GPUs of the trainers whose devices it has in its turn."""
@@ -113,13 +116,12 @@ class PlacementManager:
         if _is_reachable(reservation.node_id):
             return reservation
         self._forget(reservation)
-        request = replace(self._request, num_trainers=0, num_producers=1, num_reward_models=0, num_scorers=0)
         try:
-            assignment = _wait_for_nodes(request, timeout_s=REPLACEMENT_TIMEOUT_S)
+            (node_id,) = _wait_for_nodes(self._request.one_producer, timeout_s=REPLACEMENT_TIMEOUT_S)["producer"]
         except (ConfigError, RunError) as error:
             raise RunError(f"the node at {reservation.address} is lost, and a producer with it: {error}") from error
-        self._num_slots.update(assignment.producers)
-        return self._reserve_producer(assignment.producers[0])
+        self._num_slots[node_id] += 1
+        return self._reserve("producer", [node_id])[0]
 
     def acquire_more(self) -> Reservation | None:
         """Return a reservation for one more producer, if a node has the resources now; None if none has."""
@@ -129,12 +131,12 @@ class PlacementManager:
                 return reservation
             self._forget(reservation)
         free = [node for node in cluster_nodes()[0] if node.node_id not in self._leaving]
-        request = replace(self._request, num_trainers=0, num_producers=1, num_reward_models=0, num_scorers=0)
-        if (assignment := assign_nodes(free, request)) is None:
+        if (assignment := assign_nodes(free, self._request.one_producer)) is None:
             return None
-        self._num_slots.update(assignment.producers)
+        (node_id,) = assignment["producer"]
+        self._num_slots[node_id] += 1
         try:
-            return self._reserve_producer(assignment.producers[0])
+            return self._reserve("producer", [node_id])[0]
         except RunError as error:  # the node has left meanwhile
             logger.info("%s", error)
             return None
@@ -157,13 +159,13 @@ class PlacementManager:
         """Return the addresses of nodes with a reservation whose raylet is dead; all actors there die with it."""
         return sorted(address for address, port in self._raylets.values() if not _accepts_connection(address, port))
 
-    def _reserve_producer(self, node_id: str) -> Reservation:
-        return self._reserve([self._request.producer], [node_id])[0]
-
-    def _reserve(self, needs: Sequence[ActorResources], node_ids: Sequence[str]) -> list[Reservation]:
-        """Create one placement group, each bundle on its node."""
+    def _reserve(self, kind: Kind, node_ids: Sequence[str]) -> list[Reservation]:
+        """Create one placement group for actors of a kind, each bundle on its node."""
+        if not node_ids:
+            return []
+        need = self._request.actors[kind].each
         group: Any = placement_group(
-            [{"CPU": need.cpus, **({"GPU": need.gpus} if need.gpus else {})} for need in needs],
+            [{"CPU": need.cpus, **({"GPU": need.gpus} if need.gpus else {})}] * len(node_ids),
             strategy="PACK",
             bundle_label_selector=[{"ray.io/node-id": node_id} for node_id in node_ids],
         )
@@ -173,10 +175,10 @@ class PlacementManager:
         if not group.wait(RESERVATION_TIMEOUT_S):
             where = ", ".join(sorted({addresses.get(node_id, "a lost node") for node_id in node_ids}))
             raise RunError(
-                f"Ray did not reserve {len(needs)} x {needs[0]} on {where} within {RESERVATION_TIMEOUT_S:g} s"
+                f"Ray did not reserve {len(node_ids)} x {need} on {where} within {RESERVATION_TIMEOUT_S:g} s"
             )
         reservations = []
-        for bundle, (need, node_id) in enumerate(zip(needs, node_ids, strict=True)):
+        for bundle, node_id in enumerate(node_ids):
             slot, num_slots = self._next_slot[node_id], self._num_slots[node_id]
             self._next_slot[node_id] += 1
             reservations.append(
@@ -220,7 +222,7 @@ def _wait_for_nodes(request: Request, *, timeout_s: float) -> NodeAssignment:
         if assign_nodes(totals, request) is None:
             raise ConfigError(
                 f"the Ray cluster is too small: {explain(totals, totals, request)}; "
-                f"lower {'-i, -ptp or -t' if request.num_producers else '-t'}, or add nodes"
+                f"lower {'-i, -ptp or -t' if request.actors['producer'].number else '-t'}, or add nodes"
             )
         if time.monotonic() > deadline:
             raise RunError(f"the Ray cluster stayed occupied for {timeout_s:g} s: {explain(free, totals, request)}")

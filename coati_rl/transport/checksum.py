@@ -64,7 +64,6 @@ class HostDigest:
             self._add(piece)
 
     def add_received(self, tensor: torch.Tensor, *, arrived: torch.Tensor, name: str) -> None:
-        """See `Digest.add_received`."""
         sums = [] if arrived.device == tensor.device else [arrived.sum()]
         for piece in _pieces(tensor):
             self._add(piece)
@@ -85,7 +84,6 @@ class HostDigest:
             self._flush(keep=1)  # the copy that was started goes on meanwhile, to the other buffer
 
     def bytes(self) -> bytes:
-        """See `Digest.bytes`."""
         self._flush()
         return self._hasher.digest()
 
@@ -112,7 +110,6 @@ class PinnedCopies:
         self._copied = [_cuda.Event(blocking=True) for _ in range(2)]
 
     def start(self, slot: int, piece: torch.Tensor) -> torch.Tensor:
-        """See `HostCopies.start`."""
         current, target = _cuda.current_stream(self._device), self._buffers[slot][: piece.numel()]
         self._stream.wait_stream(current)
         with _cuda.stream(self._stream):
@@ -122,7 +119,6 @@ class PinnedCopies:
         return target
 
     def wait(self, slot: int) -> None:
-        """See `HostCopies.wait`."""
         self._copied[slot].synchronize()
 
 

@@ -29,7 +29,6 @@ class CollectiveTransport:
         self._operations: dict[int, Operation] = {}
 
     def begin(self, buckets: Sequence[Bucket], *, memory: StagingMemory | None, deadline: Deadline, what: str) -> None:
-        """See `BucketTransport.begin`."""
         self._buckets = buckets
         self._begins = [0, *accumulate(bucket.num_bytes for bucket in buckets)]
         self._staged = None if memory is None else memory.reserve(self._begins[-1], deadline=deadline, what=what)
@@ -40,23 +39,19 @@ class CollectiveTransport:
             self._scratch = tuple(torch.zeros(largest, dtype=torch.uint8, device=self._device) for _ in range(2))
 
     def buffer(self, index: int, count: int = 1) -> torch.Tensor:
-        """See `BucketTransport.buffer`."""
         if self._staged is None:
             return self._scratch[index % 2][: self._buckets[index].num_bytes]
         return self._staged[self._begins[index] : self._begins[index + count]]
 
     def arrived(self, index: int) -> torch.Tensor:
-        """See `BucketTransport.arrived`."""
         return self._scratch[index % 2][: self._buckets[index].num_bytes] if self._is_copied else self.buffer(index)
 
     def start(self, index: int, *, deadline: Deadline, what: str) -> None:
-        """See `BucketTransport.start`."""
         self._operations[index] = self._communicator.start(
             self.arrived(index), root=self._buckets[index].sender, deadline=deadline, what=what
         )
 
     def finish(self, index: int, *, deadline: Deadline, what: str) -> None:
-        """See `BucketTransport.finish`."""
         self._operations.pop(index).wait(deadline=deadline, what=what)
         if self._is_copied and self._staged is not None:
             # The next bucket is on its way meanwhile. This one's scratch is used again by the next but one.
@@ -65,11 +60,9 @@ class CollectiveTransport:
                 torch.cuda.current_stream(self._device).synchronize()
 
     def end(self) -> None:
-        """See `BucketTransport.end`."""
         self._staged = None
         if self._device.type == "cuda":
             self._scratch = ()  # trainer and engine need it
 
     def close(self, *, has_failed: bool) -> None:
-        """See `BucketTransport.close`."""
         self._staged, self._operations, self._scratch = None, {}, ()

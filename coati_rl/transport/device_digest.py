@@ -32,7 +32,6 @@ class DeviceDigest:
         self._received: list[tuple[str, torch.Tensor, torch.Tensor]] = []  # see `check_finite`
 
     def add(self, tensor: torch.Tensor) -> None:
-        """See `Digest.add`."""
         self._sizes.append(tensor.nbytes)
         for piece in torch.split(_words(tensor), _PIECE_WORDS):
             whole = piece.numel() // _ROW_WORDS * _ROW_WORDS
@@ -43,7 +42,6 @@ class DeviceDigest:
                     self._sums.append((piece[whole:] * keys[:rest]).sum().view(1))
 
     def add_received(self, tensor: torch.Tensor, *, arrived: torch.Tensor, name: str) -> None:
-        """See `Digest.add_received`."""
         self.add(tensor)
         self._received.append((name, arrived, arrived.sum()))
 

@@ -45,7 +45,6 @@ class FileCommunicator:
                 raise TransferError(f"cannot create the directory of --weight-transport file: {error}") from error
 
     def start(self, data: torch.Tensor, *, root: int, deadline: Deadline, what: str) -> "FileOperation":
-        """See `Communicator.start`."""
         number = self._num_started
         self._num_started += 1
         if root == self._rank:
@@ -69,7 +68,6 @@ class FileCommunicator:
         self._unfinished.discard(number)
 
     def close(self) -> None:
-        """See `Communicator.close`."""
         if self._rank == 0:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -95,7 +93,6 @@ class FileOperation:
         self._communicator, self._number, self._data, self._root = communicator, number, data, root
 
     def wait(self, *, deadline: Deadline, what: str) -> None:
-        """See `Operation.wait`."""
         self._communicator.finish(self._number, self._data, root=self._root, deadline=deadline, what=what)
 
 

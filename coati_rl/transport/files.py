@@ -64,7 +64,6 @@ class FileTransport:
         self._has_base = False  # the memory holds the update before this one
 
     def begin(self, buckets: Sequence[Bucket], *, memory: StagingMemory | None, deadline: Deadline, what: str) -> None:
-        """See `BucketTransport.begin`."""
         begins, before = [0, *accumulate(bucket.num_bytes for bucket in buckets)], self._memory
         largest = max(bucket.num_bytes for bucket in buckets)
         self._is_staging = memory is not None
@@ -80,35 +79,29 @@ class FileTransport:
         self._num_updates += 1
 
     def buffer(self, index: int, count: int = 1) -> torch.Tensor:
-        """See `BucketTransport.buffer`."""
         is_packed = self._buckets[index].sender == self._rank  # beside what a delta is taken of
         if self._memory is None or (is_packed and not self._is_staging):
             return self._scratch[index % 2][: self._buckets[index].num_bytes]
         return self._memory[self._begins[index] : self._begins[index + count]]
 
     def arrived(self, index: int) -> torch.Tensor:
-        """See `BucketTransport.arrived`."""
         return self.buffer(index)
 
     def start(self, index: int, *, deadline: Deadline, what: str) -> None:
-        """See `BucketTransport.start`."""
         if self._buckets[index].sender == self._rank:
             deadline.run(lambda: self._write(index, what), what=f"{what}, writing {self._path(index)}")
 
     def finish(self, index: int, *, deadline: Deadline, what: str) -> None:
-        """See `BucketTransport.finish`."""
         if self._buckets[index].sender != self._rank:
             read_when_there(self._path(index), lambda _: self._read(index, what), deadline=deadline, what=what)
 
     def end(self) -> None:
-        """See `BucketTransport.end`."""
         self._has_ended = True
         if self._rank == 0:
             for index in range(len(self._buckets)):
                 self._path(index).unlink(missing_ok=True)
 
     def close(self, *, has_failed: bool) -> None:
-        """See `BucketTransport.close`."""
         if has_failed:  # rank 0, which would do it, may be dead
             shutil.rmtree(self._group, ignore_errors=True)
 

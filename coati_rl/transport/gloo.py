@@ -60,7 +60,6 @@ class GlooCommunicator:
         self._works: list[Work] = []  # that may still run
 
     def start(self, data: torch.Tensor, *, root: int, deadline: Deadline, what: str) -> "GlooOperation":
-        """See `Communicator.start`."""
         if self._group is None:
             raise TransferError(f"{what}: the group is closed")
         options = BroadcastOptions()
@@ -75,7 +74,6 @@ class GlooCommunicator:
         return GlooOperation(work)
 
     def close(self) -> None:
-        """See `Communicator.close`."""
         self._at_end()
         group, works = self._group, [work for work in self._works if not work.is_completed()]
         self._group, self._works = None, []
@@ -94,7 +92,6 @@ class GlooOperation:
         self._work = work
 
     def wait(self, *, deadline: Deadline, what: str) -> None:
-        """See `Operation.wait`."""
         work = self._work
         try:
             while not work.is_completed():

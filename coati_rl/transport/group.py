@@ -63,16 +63,13 @@ class Group:
         return DeviceDigest() if self._digests_on_gpu else HostDigest()
 
     def begin(self, buckets: Sequence[Bucket], *, memory: StagingMemory | None, deadline: Deadline, what: str) -> None:
-        """See `BucketTransport.begin`."""
         with self._explained(deadline, what) as (watched, named):
             self._transport.begin(buckets, memory=memory, deadline=watched, what=named)
 
     def buffer(self, index: int, count: int = 1) -> torch.Tensor:
-        """See `BucketTransport.buffer`."""
         return self._transport.buffer(index, count)
 
     def arrived(self, index: int) -> torch.Tensor:
-        """See `BucketTransport.arrived`."""
         return self._transport.arrived(index)
 
     def start(self, index: int, *, deadline: Deadline, what: str) -> None:
@@ -81,7 +78,6 @@ class Group:
             self._transport.start(index, deadline=watched, what=named)
 
     def finish(self, index: int, *, deadline: Deadline, what: str) -> None:
-        """See `BucketTransport.finish`."""
         with self._explained(deadline, what) as (watched, named):
             self._transport.finish(index, deadline=watched, what=named)
 
@@ -91,7 +87,6 @@ class Group:
             broadcast(self._communicator, data, root=root, deadline=watched, what=named)
 
     def end(self) -> None:
-        """See `BucketTransport.end`."""
         self._transport.end()
 
     def close(self, reason: str | None = None) -> None:

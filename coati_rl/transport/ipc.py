@@ -24,7 +24,6 @@ class IpcSegment:
         self._memory: _Memory | None = None
 
     def create(self) -> str:
-        """See `Segment.create`."""
         runtime = _import_runtime()
         with torch.cuda.device(self._device):
             try:
@@ -37,7 +36,6 @@ class IpcSegment:
         return handle
 
     def open(self, text: str) -> None:
-        """See `Segment.open`."""
         if (own := _own.get(text)) is not None:
             self._memory = own
             return
@@ -60,7 +58,6 @@ class IpcSegment:
         """Do nothing: the memory has no name."""
 
     def map(self, *, is_owner: bool, deadline: Deadline, what: str) -> torch.Tensor:
-        """See `Segment.map`."""
         memory, self._memory = self._memory, None
         if memory is None:
             raise TransferError(f"{what}: neither created nor opened")
@@ -73,11 +70,9 @@ class IpcSegment:
         return mapped
 
     def close(self) -> None:
-        """See `Segment.close`."""
         self._memory = None
 
     def synchronize(self) -> None:
-        """See `Segment.synchronize`."""
         torch.cuda.current_stream(self._device).synchronize()
 
 

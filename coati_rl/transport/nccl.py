@@ -52,7 +52,6 @@ class CupyNcclCommunicator:
             self._stream = _cuda.Stream(device)
 
     def start(self, data: torch.Tensor, *, root: int, deadline: Deadline, what: str) -> "_Operation":
-        """See `Communicator.start`."""
         if self._nccl is None:
             raise TransferError(f"{what}: the group is closed")
         with torch.cuda.device(self._device):
@@ -102,7 +101,6 @@ class _Operation:
         self._communicator, self._done, self._data = communicator, done, data
 
     def wait(self, *, deadline: Deadline, what: str) -> None:
-        """See `Operation.wait`."""
         self._communicator.wait_for(self._done, deadline=deadline, what=what)
 
 

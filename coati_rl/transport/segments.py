@@ -60,7 +60,6 @@ class SegmentTransport:
         self._operations: dict[int, Operation] = {}
 
     def begin(self, buckets: Sequence[Bucket], *, memory: StagingMemory | None, deadline: Deadline, what: str) -> None:
-        """See `BucketTransport.begin`."""
         self._turn = 1 - self._turn
         needs: dict[int, int] = {}
         self._slices = []
@@ -75,17 +74,14 @@ class SegmentTransport:
                 self._segments[sender, self._turn] = self._map_segment(sender, num_bytes, deadline, what)
 
     def buffer(self, index: int, count: int = 1) -> torch.Tensor:
-        """See `BucketTransport.buffer`."""
         sender, offset, _ = self._slices[index]
         num_bytes = sum(size for _, _, size in self._slices[index : index + count])
         return self._segments[sender, self._turn][1][offset : offset + num_bytes]
 
     def arrived(self, index: int) -> torch.Tensor:
-        """See `BucketTransport.arrived`."""
         return self.buffer(index)
 
     def start(self, index: int, *, deadline: Deadline, what: str) -> None:
-        """See `BucketTransport.start`."""
         sender = self._slices[index][0]
         if sender == self._rank:
             self._segments[sender, self._turn][0].synchronize()
@@ -93,14 +89,12 @@ class SegmentTransport:
         self._operations[index] = self._communicator.start(word, root=sender, deadline=deadline, what=what)
 
     def finish(self, index: int, *, deadline: Deadline, what: str) -> None:
-        """See `BucketTransport.finish`."""
         self._operations.pop(index).wait(deadline=deadline, what=what)
 
     def end(self) -> None:
         """See `BucketTransport.end`."""
 
     def close(self, *, has_failed: bool) -> None:
-        """See `BucketTransport.close`."""
         self._segments, self._operations = {}, {}
 
     def _map_segment(self, sender: int, num_bytes: int, deadline: Deadline, what: str) -> tuple[Segment, torch.Tensor]:

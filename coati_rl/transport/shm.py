@@ -30,7 +30,6 @@ class ShmSegment:
         self._file: FileIO | None = None
 
     def create(self) -> str:
-        """See `Segment.create`."""
         try:
             self._file = FileIO(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600), "r+")
             self._file.truncate(self._num_bytes)  # no memory is taken before `map`
@@ -39,7 +38,6 @@ class ShmSegment:
         return ""
 
     def open(self, text: str) -> None:
-        """See `Segment.open`."""
         try:
             self._file = FileIO(self._path)
         except OSError as error:
@@ -49,12 +47,10 @@ class ShmSegment:
             ) from error
 
     def remove_name(self) -> None:
-        """See `Segment.remove_name`."""
         with suppress(FileNotFoundError, PermissionError):
             self._path.unlink()
 
     def map(self, *, is_owner: bool, deadline: Deadline, what: str) -> torch.Tensor:
-        """See `Segment.map`."""
         file = self._file
         if file is None:
             raise TransferError(f"{what}: neither created nor opened")
@@ -73,7 +69,6 @@ class ShmSegment:
             return torch.frombuffer(mapped, dtype=torch.uint8)
 
     def close(self) -> None:
-        """See `Segment.close`."""
         if self._file is not None:
             self._file.close()
 

@@ -33,7 +33,6 @@ class GpuMemory:
         self._device = device
 
     def reserve(self, num_bytes: int, *, deadline: Deadline, what: str) -> torch.Tensor:
-        """See `StagingMemory.reserve`."""
         return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
     def discard(self) -> None:
@@ -86,7 +85,6 @@ class HostMemory:
         return self._memory
 
     def discard(self) -> None:
-        """See `StagingMemory.discard`."""
         memory, self._memory = self._memory, None
         if memory is not None and self._is_pinned_for is not None:
             _runtime().cudaHostUnregister(memory.data_ptr())

@@ -128,7 +128,7 @@ def backend_config(
         sends_adapters=config.lora.sent_adapter is not None,
         gradient_checkpointing=parallel.recomputes_activations,
         offload_activations=parallel.offload_activations,
-        balancing_coeff=config.balancing_coeff,
+        balancing_coeff=config.setting("aux_loss_coeff", None),
         router_replay=config.router_replay,
         compile_ops=parallel.compile_ops,
         keep_checkpoints=config.run.keep_checkpoints,

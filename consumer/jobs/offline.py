@@ -35,7 +35,8 @@ def models(config: OfflineConfig, directory: Path) -> dict[Role, ModelSource]:
 
     head = None
     if config.HAS_SCALAR_HEAD:
-        head = ScalarHead(seed=config.head_seed, pad_token_id=padding_token_id(_tokenizer(config)))
+        seed = None if config.VALUES_TOKENS else config.run.seed  # a run's critic begins at 0
+        head = ScalarHead(seed=seed, pad_token_id=padding_token_id(_tokenizer(config)))
     found: dict[Role, ModelSource] = {"policy": policy_source(config, directory, head)}
     if config.uses_reference:
         is_start = config.reference_model == config.model.model

@@ -30,9 +30,9 @@ def try_model(config: TrainingConfig, directory: Path, *, flag: str) -> float:
                 f"--router-replay {config.router_replay}: {name} is a {hf_config.model_type}; routes are those "
                 f"of {', '.join(sorted(ROUTED))}; leave it out"
             )
-        if config.balancing_coeff and hf_config.model_type not in ROUTED:
+        if (coeff := config.setting("aux_loss_coeff", 0.0)) and hf_config.model_type not in ROUTED:
             raise ConfigError(
-                f"--aux-loss-coeff {config.balancing_coeff:g}: {name} is a {hf_config.model_type}; its loss is that of "
+                f"--aux-loss-coeff {coeff:g}: {name} is a {hf_config.model_type}; its loss is that of "
                 f"the routers of {', '.join(sorted(ROUTED))}; leave it out"
             )
     difference = packed_difference(

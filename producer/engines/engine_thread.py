@@ -72,30 +72,24 @@ class ThreadedEngine:
             raise EngineError(f"the engine did not load within {timeout_s:g} s") from None
 
     def submit(self, request: GenerationRequest, on_tokens: OnTokens | None = None) -> Future[GenerationResult]:
-        """See `GenerationEngine.submit`."""
         future = self._answers.add_request(request)
         stream = None if on_tokens is None else TokenStream(request.request_id, on_tokens)
         self._inbox.put(lambda: self._add(Submission(request=request, stream=stream)))
         return future
 
     def abort(self, request_id: str) -> None:
-        """See `GenerationEngine.abort`."""
         self._inbox.put(lambda: self._abort(request_id))
 
     def num_sequences(self) -> int:
-        """See `GenerationEngine.num_sequences`."""
         return self._answers.num_sequences()
 
     def check_alive(self) -> None:
-        """See `GenerationEngine.check_alive`."""
         self._answers.check_alive()
 
     def open_episode(self, episode_id: str) -> None:
-        """See `GenerationEngine.open_episode`."""
         self._answers.open_episode(episode_id)
 
     def close_episode(self, episode_id: str) -> None:
-        """See `GenerationEngine.close_episode`."""
         self._answers.close_episode(episode_id)
         self._inbox.put(lambda: self._admission.close_episode(episode_id))
 
@@ -113,7 +107,6 @@ class ThreadedEngine:
                 time.sleep(min(_MAX_PAUSE_S, _MIN_PAUSE_S + (time.monotonic() - begin) / 50))  # 2 % late at most
 
     def commit_weights(self, policy_version: int, *, in_flight: bool, timeout_s: float) -> tuple[str, ...]:
-        """See `GenerationEngine.commit_weights`."""
         deadline = time.monotonic() + timeout_s
 
         def serve(future: Future[tuple[str, ...]]) -> None:
@@ -128,11 +121,9 @@ class ThreadedEngine:
         return self._ask(serve, until=deadline + _GRACE_S, late=late)
 
     def sleep(self, *, timeout_s: float) -> None:
-        """See `GenerationEngine.sleep`."""
         self._call(self._sleep, until=time.monotonic() + timeout_s, what="going to sleep")
 
     def probe(self, token_ids: Sequence[int], *, timeout_s: float) -> ProbeAnswer:
-        """See `GenerationEngine.probe`."""
         sampling = SamplingParams(max_new_tokens=1)
         probe = GenerationRequest(request_id="probe", token_ids=tuple(token_ids), num_samples=1, sampling=sampling)
 
@@ -146,7 +137,6 @@ class ThreadedEngine:
         return self._ask(serve, until=time.monotonic() + timeout_s, late=EngineError(f"probing: {_LATE}"))
 
     def close(self) -> None:
-        """See `GenerationEngine.close`."""
         self._closing = True
         self._inbox.put(lambda: None)  # wakes the thread
         if self._thread is not threading.current_thread():

@@ -1,7 +1,23 @@
 """Define the environment variables of an engine's process, which libraries read when they are imported."""
 
+import os
+import warnings
+from typing import TYPE_CHECKING
+
 from coati_rl.processes.actor_process import HUGE_PAGES
 from coati_rl.types import Device
+
+if TYPE_CHECKING:
+    from coati_rl.config.generate import EngineConfig
+    from coati_rl.config.serve import ServeEngineConfig
+
+
+def set_engine_environment(device: Device, flags: "EngineConfig | ServeEngineConfig") -> None:
+    """Set the variables of this process, which will hold the engine of a command; OMP_NUM_THREADS stays as it is."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.triton_utils\.dispatcher")
+    compiles = flags.enforce_eager is False
+    environment = engine_environment(device, flags.producer_tensor_parallel_size, compiles=compiles)
+    os.environ.update({name: value for name, value in environment.items() if name != "OMP_NUM_THREADS"})
 
 
 def engine_environment(

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.config.named_values import named_values
-from coati_rl.config.yaml_file import did_you_mean
 from coati_rl.errors import ConfigError
+from coati_rl.text import did_you_mean
 
 _TYPES = {"bool": bool, "int": int, "float": float, "str": str}  # of values; annotations with others are vLLM's matter
 

@@ -49,7 +49,6 @@ class ProcessHost:
         self._is_closed = False
 
     def open(self) -> "_ProcessCalls":
-        """See `EpisodeHost.open`."""
         return _ProcessCalls(self)
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ class SingleTurn:
     """Implement `Environment` with one request for G completions, so that an engine prefills the prompt once."""
 
     async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> Rollout:
-        """See `Environment.run`."""
         completions = await generate(prompt.token_ids, num_samples=group_size)
         return Rollout(trajectories=single_turns(prompt, completions, temperature=generate.temperature))
 
@@ -26,7 +25,6 @@ class SampleBySample:
     """
 
     async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> Rollout:
-        """See `Environment.run`."""
         try:
             async with asyncio.TaskGroup() as tasks:  # a sample that fails ends the others
                 asked = [tasks.create_task(generate(prompt.token_ids)) for _ in range(group_size)]

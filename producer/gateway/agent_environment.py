@@ -105,7 +105,6 @@ class AgentEnvironment:
         self._server = ServerThread(app)
 
     async def run(self, prompt: Prompt, generate: Generate, *, group_size: int) -> Rollout:
-        """See `Environment.run`. Raises: RolloutError if all episodes fail."""
         loop, cut = asyncio.get_running_loop(), asyncio.Event()  # of the gateway's event loop
         cutting = asyncio.ensure_future(self._set_when(generate.cut, cut))
         works = [self._server.submit(self._play(prompt, generate, number, loop, cut)) for number in range(group_size)]
@@ -263,7 +262,6 @@ class _LeaseSample:
     async def __call__(
         self, token_ids: Sequence[int], *, num_samples: int, sampling: Mapping[str, Any], on_tokens: OnTokens | None
     ) -> tuple[Completion, ...]:
-        """See `Sample`."""
         asking = self._generate(
             token_ids, num_samples=num_samples, episode=self._episode, sampling=sampling, on_tokens=on_tokens
         )

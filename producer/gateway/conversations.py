@@ -131,13 +131,12 @@ class _Rendered:
 
 
 class UnrecordedConversation:
-    """Implement `Conversation` for clients without an episode: each request is rendered by itself."""
+    """Implement `SessionConversation` for clients without an episode: each request is rendered by itself."""
 
     def __init__(self, language: Language) -> None:
         self._language = language
 
     def chat(self, request: ChatRequest) -> ContextPlace:
-        """See `Conversation`."""
         self._language.check_tools(request)
         variables = self._language.variables(request)
         tools = request.offered_tools or ()
@@ -145,11 +144,9 @@ class UnrecordedConversation:
         return _Rendered(token_ids=tokens)
 
     def text(self, request: CompletionRequest) -> ContextPlace:
-        """See `Conversation`."""
         return _Rendered(token_ids=self._language.encode_prompt(request.prompt))
 
     def parse(self, completion: Completion, text: str, request: ChatRequest) -> Message:
-        """See `Conversation`."""
         return self._language.answer(completion, text, request, turn=0)
 
     def record(
@@ -180,7 +177,7 @@ class _TextAnswer:
 
 
 class RecordedConversation:
-    """Implement `Conversation` for an episode, whose answers are added to its tree."""
+    """Implement `SessionConversation` and `RewardSink` for an episode, whose answers are added to its tree."""
 
     def __init__(self, language: Language, tree: ConversationTree) -> None:
         self._language = language
@@ -192,7 +189,6 @@ class RecordedConversation:
         self._waited_s = 0.0  # from there to the call that came last: what the agent took
 
     def chat(self, request: ChatRequest) -> ContextPlace:
-        """See `Conversation`."""
         self._waited_s = time.perf_counter() - self._answered_at
         for name in ("chat_template_kwargs", "reasoning_effort"):
             if getattr(request, name):
@@ -213,13 +209,11 @@ class RecordedConversation:
         return _TextPlace(context=context, prompt=prompt if isinstance(prompt, str) else None)
 
     def parse(self, completion: Completion, text: str, request: ChatRequest) -> Message:
-        """See `Conversation`."""
         return self._language.answer(completion, text, request, turn=len(self.turns))
 
     def record(
         self, place: ContextPlace, completion: Completion, *, temperature: float, message: Message, seconds: float
     ) -> None:
-        """See `Conversation`."""
         context = place.context if isinstance(place, _TextPlace) else place
         if not isinstance(context, Context):
             raise TypeError(f"the context of another conversation: {type(place).__name__}")
@@ -236,7 +230,6 @@ class RecordedConversation:
             self._texts.append(self._text_answer(place, self.last, message["content"]))
 
     def add_reward(self, name: str, value: float) -> None:
-        """See `RewardSink`."""
         if self.last is None:
             raise ApiError(400, "the episode has no answer yet, which a reward could be given to")
         self._tree.add_reward(self.last, name, value)

@@ -28,7 +28,6 @@ class EngineSample:
     async def __call__(
         self, token_ids: Sequence[int], *, num_samples: int, sampling: Mapping[str, Any], on_tokens: OnTokens | None
     ) -> tuple[Completion, ...]:
-        """See `Sample`."""
         changes = dict(sampling)
         schema, lora = changes.pop("json_schema", None), changes.pop("lora", None)
         own = replace(self._sampling, seed=secrets.randbits(48))

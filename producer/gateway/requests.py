@@ -139,7 +139,6 @@ class ChatRequest(SampledRequest):
 
     @property
     def with_logprobs(self) -> bool:
-        """See `SampledRequest`."""
         return self.logprobs
 
     @property
@@ -156,7 +155,6 @@ class CompletionRequest(SampledRequest):
 
     @property
     def with_logprobs(self) -> bool:
-        """See `SampledRequest`."""
         return self.logprobs is not None
 
 

@@ -32,7 +32,6 @@ class CountedSession(Session):
         self.num_in_flight = 0
 
     async def call(self, request: ChatRequest | CompletionRequest, on_text: OnText | None = None) -> RequestSamples:
-        """See `Session.call`."""
         status = _INTERNAL
         self.num_in_flight += 1
         try:

@@ -86,19 +86,16 @@ class TransformersSamplers:
             raise RequestError(str(error)) from error
 
     def withdraw(self, sampler: str) -> None:
-        """See `SamplingCore.withdraw`."""
         with self._changed:
             self._withdrawn.append(sampler)
             self._changed.notify()
 
     def check(self, request: SampleRequest) -> None:
-        """See `SamplingCore.check`."""
         check_prompt(request, max_tokens=self.max_tokens, vocab_size=self.vocab_size)
         if request.top_k_prompt_logprobs > self.vocab_size:
             raise RequestError(f"topk_prompt_logprobs: the vocabulary has {self.vocab_size} tokens")
 
     async def sample(self, request: SampleRequest) -> SampleResult:
-        """See `SamplingCore.sample`."""
         self.check(request)
         asked = _Asked(request=request, answer=Future(), rows=[], num_open=request.num_samples)
         room = self.max_tokens - len(request.prompt)
@@ -129,7 +126,6 @@ class TransformersSamplers:
             raise
 
     async def close(self) -> None:
-        """See `SamplingCore.close`."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()

@@ -78,11 +78,9 @@ class VllmSamplers:
             raise RequestError(str(error)) from error
 
     def withdraw(self, sampler: str) -> None:
-        """See `SamplingCore.withdraw`."""
         self._engine.remove(sampler)
 
     def check(self, request: SampleRequest) -> None:
-        """See `SamplingCore.check`."""
         check_prompt(request, max_tokens=self.max_tokens, vocab_size=self.vocab_size)
         if request.top_k_prompt_logprobs:
             raise RequestError(f"topk_prompt_logprobs: vLLM is not asked for them; {_INSTEAD}")
@@ -136,7 +134,6 @@ class VllmSamplers:
         )
 
     async def close(self) -> None:
-        """See `SamplingCore.close`."""
         await asyncio.to_thread(self._engine.close)
 
 

@@ -41,7 +41,6 @@ class Calculator:
     schemas: Sequence[Schema] = (schema,)
 
     def open(self) -> Sequence[Tool]:
-        """See `ToolKit.open`."""
         return [_OfEpisode()]
 
     def close(self) -> None:

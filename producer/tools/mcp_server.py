@@ -59,11 +59,9 @@ class McpServer:
 
     @property
     def schemas(self) -> Sequence[Schema]:
-        """See `ToolKit.schemas`."""
         return self._schemas
 
     def open(self) -> Sequence[Tool]:
-        """See `ToolKit.open`."""
         return [_McpTool(schema, self.call) for schema in self._schemas]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
@@ -71,7 +69,6 @@ class McpServer:
         return await asyncio.wrap_future(self._run(self._call(name, arguments)))
 
     def close(self) -> None:
-        """See `ToolKit.close`."""
         if self._loop.is_closed():
             return
         with suppress(Exception):  # a server that does not end is killed

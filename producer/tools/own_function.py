@@ -43,18 +43,15 @@ class OwnFunction:
 
     @property
     def schemas(self) -> Sequence[Schema]:
-        """See `ToolKit.schemas`."""
         return (self.schema,)
 
     def open(self) -> Sequence[Tool]:
-        """See `ToolKit.open`."""
         return [_OfEpisode(self)]
 
     def close(self) -> None:
         """See `ToolKit.close`; threads that hang end with the process."""
 
     async def call(self, arguments: dict[str, Any]) -> str:
-        """See `Tool.call`."""
         try:
             if inspect.iscoroutinefunction(self._function):
                 returned = await self._awaited(arguments)

@@ -48,11 +48,9 @@ class PythonKit:
 
     @property
     def schemas(self) -> Sequence[Schema]:
-        """See `ToolKit.schemas`."""
         return (PythonTool.schema,)
 
     def open(self) -> Sequence[Tool]:
-        """See `ToolKit.open`."""
         return [PythonTool(self)]
 
     def take(self) -> Sandbox:
@@ -99,7 +97,6 @@ class PythonTool:
         self._is_closed = False
 
     async def call(self, arguments: dict[str, Any]) -> str:
-        """See `Tool.call`."""
         async with self._turn:
             self._is_used = True
             return await asyncio.get_running_loop().run_in_executor(self._kit.threads, self._run, arguments["code"])

@@ -52,7 +52,6 @@ class ToolEpisode:
         )
 
     async def close(self) -> None:
-        """See `Episode.close`."""
         await self._tools.close()
 
 
@@ -64,6 +63,5 @@ class ToolHost(ThreadHost):
         self._toolbox = toolbox
 
     def close(self) -> None:
-        """See `EpisodeHost.close`."""
         super().close()
         self._toolbox.close()

@@ -7,18 +7,16 @@ seconds, and the scoring processes end with the pool. It uses plain HTTP: for ot
 import argparse
 import asyncio
 import os
-import signal
-import socket
 import stat
 import sys
 from contextlib import closing
 from pathlib import Path
-from types import FrameType
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coati_rl.errors import ConfigError
-from coati_rl.processes.http_server import ReadyServer, is_loopback, listen_as_told, server_config, url_of
+from coati_rl.processes.http_server import ReadyServer, listen_as_told, server_config, url_of
+from coati_rl.processes.interrupts import ended_by_signals
 from coati_rl.reward_spec import public_reward_type
 from rewards.commands.command_arguments import add_reward_arguments, reward_spec
 from rewards.remote.service import RequestLimits, ScoringQueue, make_app
@@ -70,9 +68,9 @@ def serve_command(options: argparse.Namespace) -> None:
     token = _read_token(options.token_file)
     limits = _limits(options)
     spec = reward_spec(options)
-    _end_on_signals()
     with (
-        _listen(options.host, options.port) as listener,
+        ended_by_signals(),
+        listen_as_told(options.host, options.port, say=_say, what="token, prompts and responses") as listener,
         closing(open_scorer(spec, num_workers=options.num_workers)) as scorer,
     ):
         queue = ScoringQueue(scorer, spec.reward_type, options.num_workers, limits.max_queued)
@@ -164,31 +162,6 @@ def _limits(options: argparse.Namespace) -> RequestLimits:
         max_queued=options.max_queued,
         request_timeout_s=options.request_timeout_s,
     )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket. Raises: ConfigError if that fails."""
-    listener = listen_as_told(host, port)
-    if not is_loopback(str(listener.getsockname()[0])):
-        _say(
-            f"warning: --host {host} is reachable from other machines without TLS: token, prompts and responses "
-            "are sent unencrypted; use a private network or a TLS proxy"
-        )
-    return listener
-
-
-def _end_on_signals() -> None:
-    """Exit with code 0 on SIGTERM and with KeyboardInterrupt on SIGINT; later signals are ignored."""
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        for ignored in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(ignored, signal.SIG_IGN)
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        sys.exit(0)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
 
 
 def _num_cores() -> int:

@@ -48,7 +48,6 @@ class ModelScorer:
         return scores
 
     def close(self) -> None:
-        """See `GroupScorer.close`."""
         self._client.close()
 
 

@@ -41,7 +41,6 @@ class RequestBatcher:
             self._model = self._load()
 
     def submit(self, conversations: Sequence[JudgedConversation]) -> "Future[list[Judgement]]":
-        """See `ModelClient.submit`."""
         future: Future[list[Judgement]] = Future()
         future.set_running_or_notify_cancel()  # it cannot be cancelled
         with self._condition:
@@ -63,7 +62,6 @@ class RequestBatcher:
                 judgements = judgements[len(request) :]
 
     def close(self) -> None:
-        """See `ModelClient.close`."""
         with self._condition:
             self._is_closed = True
             waiting = [*self._requests]

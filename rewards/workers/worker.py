@@ -59,17 +59,14 @@ class Worker(asyncio.Protocol):
         self._arrival: asyncio.Future[None] | None = None  # awaited by `_line`
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         *lines, self._unread = (self._unread + data).split(b"\n")
         self._lines.extend(lines)
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         self.has_ended = True
         self._wake()
         self._on_end()

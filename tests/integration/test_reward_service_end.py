@@ -111,17 +111,17 @@ def test_a_token_file_that_others_can_read_is_warned_about(tmp_path: Path, capsy
         assert warning in said and bool(warning) == bool(said)
 
 
-def test_only_loopback_goes_without_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    from rewards.commands import serve_command  # brings FastAPI, which collecting tests can do without
+def test_only_loopback_goes_without_a_warning() -> None:
+    from coati_rl.processes.http_server import listen_as_told  # brings uvicorn, which collecting tests can do without
 
+    said = list[str]()
     for host, warning in (
         ("127.0.0.1", ""),
         ("0.0.0.0", "--host 0.0.0.0 is reachable from other machines"),
     ):
-        with serve_command._listen(host, 0) as listener:
+        with listen_as_told(host, 0, say=said.append, what="token") as listener:
             socket.create_connection(("127.0.0.1", listener.getsockname()[1])).close()
-        said = capsys.readouterr().err
-        assert warning in said and bool(warning) == bool(said)
+        assert warning in "".join(said) and bool(warning) == bool(said)
 
 
 def test_one_line_says_where_it_listens_the_token_stays_its_own_and_sigterm_leaves_no_process(

@@ -3,7 +3,7 @@
 import pytest
 
 from coati_rl.config import Config
-from coati_rl.config.rules import check
+from coati_rl.config.cli import build_config
 from coati_rl.errors import ConfigError
 from coati_rl.own_optimizer import check_own_functions, load_optimizer, load_schedule
 
@@ -129,9 +129,9 @@ def test_a_schedule_that_gives_no_factor_is_refused(write, text, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr_schedule": "polynomial"}, "--lr-schedule polynomial: unknown; use cosine, linear, constant, or FILE.py"),
-        ({"optimizer": "lion"}, "--optimizer lion: unknown; use adamw, or FILE.py:FUNCTION"),
+        ({"lr_schedule": "polynomial"}, "--lr-schedule 'polynomial': unknown; use cosine, linear, constant, or FILE"),
+        ({"optimizer": "lion"}, "--optimizer 'lion': unknown; use adamw, or FILE.py:FUNCTION"),
     ],
 )
 def test_names_that_are_unknown_are_refused(settings, message):
-    assert message in refusal(check, Config(**settings))
+    assert message in refusal(build_config, settings)

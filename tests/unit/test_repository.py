@@ -1,9 +1,11 @@
 """Test rules about the tree: file lengths, packages and their imports, pinned versions."""
 
 import ast
+import functools
 import re
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import grimp
 import pytest
@@ -57,6 +59,53 @@ def test_every_package_says_in_its_first_line_what_belongs_there(root: str) -> N
     packages = [path for path in SOURCES if path.startswith(f"{root}/") and Path(path).name == "__init__.py"]
     docs = {path: ast.get_docstring(ast.parse((ROOT / path).read_text(encoding="utf-8"))) for path in packages}
     assert packages and all(docs.values()), docs
+
+
+class ClassFacts(NamedTuple):
+    path: str
+    name: str
+    is_local: bool  # defined in a function or another class
+    bases: set[str]
+    docstring: str
+    methods: list[tuple[str, bool]]  # name, and whether it has a docstring
+
+
+@functools.cache
+def parsed() -> tuple[list[ClassFacts], list[tuple[str, str]]]:
+    """Classes, and docstrings by path, of all Python files."""
+    classes, docstrings = list[ClassFacts](), list[tuple[str, str]]()
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    for path in (path for path in SOURCES if path.endswith(".py")):
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if not isinstance(node, (ast.Module, ast.ClassDef, *functions)):
+                continue
+            docstrings.append((path, ast.get_docstring(node) or ""))
+            if isinstance(node, ast.ClassDef):
+                own = [each for each in node.body if isinstance(each, functions)]
+                facts = {
+                    "bases": {ast.unparse(base).partition("[")[0] for base in node.bases},
+                    "docstring": docstrings[-1][1],
+                    "methods": [(each.name, bool(ast.get_docstring(each))) for each in own],
+                }
+                classes.append(ClassFacts(path, node.name, is_local=node not in tree.body, **facts))
+    return classes, docstrings
+
+
+def test_a_public_method_has_a_docstring_or_the_class_that_its_own_class_names_has_it() -> None:
+    classes = [each for each in parsed()[0] if each.path.split("/")[0] in (*PACKAGES, "scripts")]
+    documented: dict[str, set[str]] = {}
+    for each in classes:
+        documented.setdefault(each.name, set()).update(name for name, has_docstring in each.methods if has_docstring)
+    bare = []
+    for each in classes:
+        is_foreign = any("." in base for base in each.bases)  # asyncio.Protocol describes its own methods
+        named = each.bases | set(re.findall(r"`(?:[\w.]+\.)?(\w+)`", each.docstring))
+        known = set().union(*(documented.get(name.rpartition(".")[2], set()) for name in named))
+        for name, has_docstring in () if each.is_local or each.name.startswith("_") or is_foreign else each.methods:
+            if not (has_docstring or name.startswith("_") or name in known):
+                bare.append(f"{each.path}: {each.name}.{name}")
+    assert bare == []
 
 
 def test_lines_of_documents_are_short() -> None:
@@ -125,25 +174,13 @@ def test_no_module_and_no_package_imports_itself_by_way_of_others() -> None:
 
 
 def test_a_class_has_at_most_20_public_methods() -> None:
-    crowded = {
-        f"{path}: {node.name}": count
-        for path in SOURCES
-        if path.endswith(".py")
-        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-        and (count := sum(isinstance(m, ast.FunctionDef) and not m.name.startswith("_") for m in node.body)) > 20
-    }
-    assert not crowded, "split by subject"
+    public = {(each.path, each.name): sum(not name.startswith("_") for name, _ in each.methods) for each in parsed()[0]}
+    assert {where: number for where, number in public.items() if number > 20} == {}, "split by subject"
 
 
 def test_a_docstring_says_what_the_code_does() -> None:
     """The first word is no question word, and nothing "flows"."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = []
-    for path in SOURCES:
-        if path.endswith(".py") and not path.startswith("tests/"):
-            nodes = ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
-            docs = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, documented)]
-            wrong = re.compile(r"\A(What|Where|Who|Which)\b|\bflows\b")
-            found += [f"{path}: {doc.splitlines()[0]}" for doc in docs if wrong.search(doc)]
+    wrong = re.compile(r"\A(What|Where|Who|Which)\b|\bflows\b")
+    docstrings = [(path, text) for path, text in parsed()[1] if not path.startswith("tests/")]
+    found = [f"{path}: {text.splitlines()[0]}" for path, text in docstrings if wrong.search(text)]
     assert not found, "begin with a verb:\n" + "\n".join(found)

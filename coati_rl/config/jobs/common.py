@@ -44,13 +44,3 @@ class WithReference(OfflineConfig):
     UNIT: ClassVar[int] = 2
 
     reference: ReferenceConfig = ReferenceConfig()
-
-    @property
-    def reference_model(self) -> str:
-        """Return the model that the loss compares with."""
-        return self.reference.reference_model or self.model.model
-
-    @property
-    def precomputes_reference(self) -> bool:
-        """True if the reference's log-probabilities are computed before the first step and kept."""
-        return self.uses_reference and self.reference.precompute_reference

@@ -76,16 +76,10 @@ class PrmJobConfig(OfflineConfig):
 
     @property
     def objective_text(self) -> str:
-        """Return the objective for people, as the plan shows it."""
         right, wrong = self.objective.reward_tokens
         return f"label {right} or {wrong} after each step"
 
     @property
     def sample_options(self) -> dict[str, Any]:
         """Return the arguments of `SAMPLES`."""
-        return {"placeholder": self.step_token, "reward_tokens": self.objective.reward_tokens}
-
-    @property
-    def step_token(self) -> str:
-        """Return the text after each step of a solution."""
-        return self.objective.placeholder_token
+        return {"placeholder": self.objective.placeholder_token, "reward_tokens": self.objective.reward_tokens}

@@ -41,6 +41,5 @@ class RmJobConfig(OfflineConfig):
 
     @property
     def objective_text(self) -> str:
-        """Return the objective for people, as the plan shows it."""
         weight = self.objective.center_rewards_coefficient
         return f"Bradley-Terry of pairs{f', rewards centred with weight {weight:g}' if weight else ''}"

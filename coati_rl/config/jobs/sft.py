@@ -79,7 +79,6 @@ class SftJobConfig(OfflineConfig):
 
     @property
     def objective_text(self) -> str:
-        """Return the objective for people, as the plan shows it."""
         tokens = {"assistant": "the assistant's tokens", "last": "the last turn's tokens", "all": "all tokens"}
         terms, share = "cross-entropy", self.distillation.distill_weight
         if self.distillation.teacher is not None:
@@ -90,13 +89,3 @@ class SftJobConfig(OfflineConfig):
     def sample_options(self) -> dict[str, Any]:
         """Return the arguments of `SAMPLES`."""
         return {"loss_on": self.objective.loss_on}
-
-    @property
-    def teacher(self) -> str | None:
-        """Return the model whose distribution the text's tokens are trained on."""
-        return self.distillation.teacher
-
-    @property
-    def streams_rows(self) -> bool:
-        """True if training rows are tokenised when they are drawn."""
-        return self.data.streaming

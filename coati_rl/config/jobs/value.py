@@ -54,7 +54,6 @@ class ValueJobConfig(OfflineConfig):
 
     @property
     def objective_text(self) -> str:
-        """Return the objective for people, as the plan shows it."""
         huber, gamma = self.objective.value_huber, self.objective.gamma
         error = "squared error" if huber is None else f"Huber's error (from {huber:g} on)"
         return f"{error} of values against returns{f', discount {gamma:g}' if gamma < 1 else ''}"
@@ -63,7 +62,3 @@ class ValueJobConfig(OfflineConfig):
     def sample_options(self) -> dict[str, Any]:
         """Return the arguments of `SAMPLES`."""
         return {"discount": self.objective.gamma}
-
-    @property
-    def head_seed(self) -> None:
-        """None: a new head begins at 0, as that of a run's critic."""

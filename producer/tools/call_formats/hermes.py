@@ -11,6 +11,5 @@ class HermesFormat(TaggedFormat):
     name = "hermes"
 
     def read_call(self, text: str, position: int) -> tuple[WrittenCall, int]:
-        """See `TaggedFormat.read_call`."""
         value, end = decode(text, position)
         return call_from_object(value), skip_space(text, end)

@@ -15,7 +15,6 @@ class Llama3JsonFormat(SpanFormat):
     name = "llama3_json"
 
     def find(self, text: str, start: int) -> list[CallSpan]:
-        """See `SpanFormat.find`."""
         spans: list[CallSpan] = []
         for _ in range(MAX_CALLS):
             match = _BEGIN.search(text, start)

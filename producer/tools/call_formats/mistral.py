@@ -20,7 +20,6 @@ class MistralFormat(SpanFormat):
     name = "mistral"
 
     def find(self, text: str, start: int) -> list[CallSpan]:
-        """See `SpanFormat.find`."""
         spans: list[CallSpan] = []
         begin = text.find(_BEGIN, start)
         while begin >= 0 and len(spans) < MAX_CALLS:

@@ -36,7 +36,6 @@ class PythonicFormat(SpanFormat):
     name = "pythonic"
 
     def find(self, text: str, start: int) -> list[CallSpan]:
-        """See `SpanFormat.find`."""
         spans: list[CallSpan] = []
         match, begin = _MARKED.search(text, start), _BEGIN.match(text, start)
         if begin is not None:  # without a marker; one may be in an argument

@@ -22,7 +22,6 @@ class QwenXmlFormat(TaggedFormat):
     name = "qwen_xml"
 
     def read_call(self, text: str, position: int) -> tuple[WrittenCall, int]:
-        """See `TaggedFormat.read_call`."""
         function = _FUNCTION.match(text, position)
         if function is None:
             raise ToolCallError("a call begins with <function=name>")

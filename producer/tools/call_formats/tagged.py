@@ -16,7 +16,6 @@ class TaggedFormat(SpanFormat):
         """Return the call at a position, and where it ends, white space included. Raises: ToolCallError."""
 
     def find(self, text: str, start: int) -> list[CallSpan]:
-        """See `SpanFormat.find`."""
         spans: list[CallSpan] = []
         begin = text.find(_BEGIN, start)
         while begin >= 0 and len(spans) < MAX_CALLS:

@@ -162,7 +162,7 @@ def test_a_checkpoint_that_is_none(refuse, dataset, tmp_path):
 def test_an_unknown_key_in_the_config_file(refuse, dataset, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text("num_trainer: 2\n")
-    assert "unknown key 'num_trainer'; did you mean num_trainers?" in refuse("-d", dataset(ROW), "--config", config)
+    assert "unknown field 'num_trainer'; did you mean num_trainers?" in refuse("-d", dataset(ROW), "--config", config)
 
 
 def test_more_devices_than_the_machine_has(refuse, dataset):

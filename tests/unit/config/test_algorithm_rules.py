@@ -30,16 +30,6 @@ def test_presets_have_neither_problems_nor_warnings(algo):
 # What is given; how the one problem begins; what repairs it, each of which passes when it is added.
 REFUSALS = [
     (
-        "--advantage-estimator vtrace",
-        "--advantage-estimator vtrace: unknown; use group_norm, group_mean, leave_one_out, reward, max_rl, opo, ",
-        ["--advantage-estimator reward"],
-    ),
-    (
-        "--policy-loss ppo",
-        "--policy-loss ppo: unknown; use clip, cispo, sapo, gmpo, vespo, or FILE.py:FUNCTION",
-        ["--policy-loss clip", "--policy-loss cispo"],
-    ),
-    (
         "-kl 0 --kl-place loss",
         "--kl-place loss with --kl-coeff 0: has no effect; give a -kl above 0, or --kl-place none",
         ["-kl 0.1", "--kl-place none"],

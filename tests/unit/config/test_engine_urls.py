@@ -48,7 +48,7 @@ def test_what_a_server_does_not_take_is_refused(flags, message):
 def test_producers_of_servers_have_no_gpu_and_receive_weights_on_the_host():
     config = config_of("-b", f"{A},{B}", "-i", "2")
     assert config.num_devices == 1, "the trainer's"
-    assert Request.of(config, "cuda").producer.gpus == 0
+    assert Request.of(config, "cuda").actors["producer"].each.gpus == 0
     assert stages_on_host(config) and not stages_on_host(config_of("-b", "vllm"))
 
 

@@ -45,7 +45,7 @@ def world(tmp_path):
     ("text", "message"),
     [
         ("-rt env", "--reward-type env: there is no environment to give rewards; give --env FILE.py:CLASS of"),
-        ("--env world", "--env world: is no environment; write FILE.py:CLASS"),
+        ("--env world", "--env 'world': is no environment; write FILE.py:CLASS"),
         ("--env w.py:W -rt env,boxed", "the rewards of an environment are added to those of -rt as they are"),
         ("--env w.py:W -rt env=2", "the rewards of an environment are added to those of -rt as they are"),
         (

@@ -27,6 +27,11 @@ def test_the_best_is_by_a_metric_that_the_evaluations_have():
         check(parse([*EVALUATED, "--keep-best", "accuracy"])[0])
 
 
+def test_evaluations_need_a_set():
+    with pytest.raises(ConfigError, match="--eval-interval 1: needs --eval-dataset, or -1 to switch it off"):
+        check(parse(["-ei", "1"])[0])
+
+
 def test_the_best_needs_evaluations_and_one_of_every_checkpoint():
     with pytest.raises(ConfigError, match="--keep-best eval/math/accuracy: there are no evaluations; give -ed"):
         check(parse(["--keep-best", "eval/math/accuracy", "-ed", "math=a.jsonl"])[0])

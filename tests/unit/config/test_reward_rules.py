@@ -62,7 +62,7 @@ def test_rewards_that_can_be_computed_pass(text):
             "use --reward-timeout-s 360",
         ),
         ("-rt code --reward-timeout-s 5", "--test-timeout-s 10 must be below --reward-timeout-s 5"),
-        ("-rt boxed --reward-combine sum", "--reward-combine sum: unknown; write FILE.py:FUNCTION"),
+        ("-rt boxed --reward-combine sum", "--reward-combine 'sum': unknown; use FILE.py:FUNCTION"),
         ("-rt code -cv http://host:1 --reward-combine /a.py:f", "--code-verifier-api-url with --reward-combine: the"),
         ("-rt boxed --reward-clip 1,1", "--reward-clip 1,1: must be two numbers in order, like -10,10"),
     ],

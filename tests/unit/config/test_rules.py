@@ -103,6 +103,8 @@ def test_sizes_beyond_counting_are_refused_at_once():
     ("argv", "message"),
     [
         ("-a SFT", "--algo 'SFT': unknown; use CISPO, CLIP_COV, DAPO, "),
+        ("--advantage-estimator vtrace", "--advantage-estimator 'vtrace': unknown; use group_norm, group_mean, "),
+        ("--policy-loss ppo", "--policy-loss 'ppo': unknown; use clip, cispo, sapo, gmpo, vespo, or FILE.py:FUNCTION"),
         (
             "-rt tags",
             "--reward-type 'tags': unknown reward 'tags'; use think_answer_tags, boxed, code, reasoning_gym, FILE.py:",
@@ -163,13 +165,13 @@ def test_what_this_version_cannot_do_is_refused_by_name(argv, message):
         ),
         (
             "--max-tokens-per-microbatch 700 -mpt 512 -mnt 256",
-            "--max-tokens-per-microbatch 700: a single sample may have mpt + mnt = 512 + 256 = 768 tokens",
+            "--max-tokens-per-microbatch 700: a single sample may have -mpt 512 + -mnt 256 = 768 tokens",
             ["--max-tokens-per-microbatch 768", "-mnt 188"],
         ),
         (
             "--max-tokens-per-microbatch 500 -mpt 512 -mnt 256",
-            "--max-tokens-per-microbatch 500: a single sample may have mpt + mnt = 512 + 256 = 768 tokens",
-            ["--max-tokens-per-microbatch 768"],
+            "--max-tokens-per-microbatch 500: a single sample may have -mpt 512 + -mnt 256 = 768 tokens",
+            ["--max-tokens-per-microbatch 768", "-mpt 250 -mnt 250"],
         ),
         (
             "--max-tokens-per-microbatch 700 -mpt 512 -mnt 9999 --max-episode-tokens 768",
@@ -179,7 +181,7 @@ def test_what_this_version_cannot_do_is_refused_by_name(argv, message):
         (
             "--max-tokens-per-microbatch 500 -mpt 512 --max-episode-tokens 768",
             "--max-tokens-per-microbatch 500: a single sample may have --max-episode-tokens 768 tokens",
-            ["--max-tokens-per-microbatch 768"],
+            ["--max-tokens-per-microbatch 768", "--max-episode-tokens 500 -mpt 250"],
         ),
     ],
 )

@@ -54,7 +54,7 @@ def test_the_flat_form_holds_every_field_once_and_makes_the_same_configuration()
         ({"sampling": {"seed": 1}}, "unknown field 'sampling.seed'; it belongs to run"),
         ({"sampling": {"sed": 1}}, "unknown field 'sampling.sed'"),
         ({"sampling": 3}, "sampling is a section and holds a int; write its fields below it"),
-        ({"sed": 1}, "unknown field 'sed'; --help lists the fields"),
+        ({"sed": 1}, "unknown field 'sed'; did you mean seed?"),
         ({"sampling": {"temperature": 0}}, "--temperature 0: Input should be greater than 0"),
     ],
 )

@@ -29,7 +29,7 @@ def test_max_producers__starts_engines_where_nodes_have_room_until_there_are_so_
         Supervisor(actors, id, num_producers=config.num_producers, max_producers=most, stall_timeout_s=60.0).run()
         return len(actors.producers)
 
-    assert [producers_of(most) for most in (None, config.max_producers)] == [1, 3]
+    assert [producers_of(most) for most in (None, config.parallel.max_producers)] == [1, 3]
     assert config.prompts_per_rollout == config_with(num_inferencer=1).prompts_per_rollout
 
 
@@ -72,7 +72,7 @@ def test_join_port__admits_producers_that_wait_there(config_with):
         actors, looks = FakeActorGroup(*[[]] * 3, done_after=3), []
         actors.add_joining = lambda: looks.append(1)
         config = config_with(join_port=port)
-        takes = config.join_port is not None
+        takes = config.parallel.join_port is not None
         Supervisor(actors, id, num_producers=1, takes_joining=takes, stall_timeout_s=60.0).run()
         return len(looks)
 

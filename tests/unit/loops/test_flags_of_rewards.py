@@ -112,11 +112,11 @@ def test_reward_devices__is_the_number_of_copies_of_a_reward_model(small_run, nu
     assert [*config.reward_models.names] == ["/judge", "/other"]
     names = [name for copies in config.reward_models.names.values() for name in copies]
     assert names == [f"reward-model-{number}" for number in range(2 * actors)]
-    request = Request.of(config, "cuda")
-    assert (request.num_reward_models, request.reward_model.gpus) == (2 * actors, 1 if gpus else 0)
+    placed = Request.of(config, "cuda").actors["reward model"]
+    assert (placed.number, placed.each.gpus) == (2 * actors, 1 if gpus else 0)
     without = build_config(small_run)
     assert config.num_devices - without.num_devices == 2 * gpus
-    assert (Request.of(config, "cpu").reward_model.gpus, without.reward_models) == (0, RewardActors())
+    assert (Request.of(config, "cpu").actors["reward model"].each.gpus, without.reward_models) == (0, RewardActors())
 
 
 @pytest.mark.parametrize("seconds", [10.0, 3.0])

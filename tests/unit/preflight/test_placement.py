@@ -1,6 +1,5 @@
 """Test who is put on which node: small clusters, as one would fill them by hand."""
 
-from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coati_rl.config import Config
-from coati_rl.preflight.placement import ActorResources, ClusterNode, Request, assign_nodes, explain
+from coati_rl.preflight.placement import ActorResources, Actors, ClusterNode, Request, assign_nodes, explain
 
 GPU = ActorResources(cpus=1, gpus=1)
 
@@ -20,19 +19,14 @@ def nodes(*gpus, cpus=64):
     ]
 
 
-def request(trainers=1, producers=1, *, group=1, width=1):
-    return Request(
-        num_trainers=trainers,
-        group_size=group,
-        trainer=GPU,
-        num_producers=producers,
-        producer=ActorResources(cpus=1, gpus=width),
-    )
+def request(trainers=1, producers=1, *, group=1, width=1, **others):
+    engines = Actors(producers, ActorResources(cpus=1, gpus=width))
+    return Request(actors={"trainer": Actors(trainers, GPU), "producer": engines, **others}, group_size=group)
 
 
 def placed(nodes_left, wanted):
     places = assign_nodes(nodes_left, wanted)
-    return places and ("".join(places.trainers), "".join(places.producers))
+    return places and ("".join(places["trainer"]), "".join(places["producer"]))
 
 
 @pytest.mark.parametrize(
@@ -101,8 +95,7 @@ def test_what_a_run_asks_for(device, trainer, producer):
         dataset="d",
     )
     wanted = Request.of(config, device)
-    assert (wanted.num_trainers, wanted.group_size, wanted.num_producers) == (8, 4, 3)
-    assert (wanted.trainer, wanted.producer) == (trainer, producer)
+    assert (wanted.group_size, wanted.actors["trainer"], wanted.actors["producer"]) == (4, (8, trainer), (3, producer))
 
 
 @settings(deadline=None)
@@ -120,8 +113,8 @@ def test_places_fit_and_are_found_whenever_there_are_any(gpus, group, num_groups
     assert (places is not None) == (has_room and sum(gpus) >= group * num_groups + producers * width)
     if places is not None:
         for node, count in zip("abcd"[: len(gpus)], gpus, strict=True):
-            assert places.trainers.count(node) + width * places.producers.count(node) <= count
-        blocks = [node for node, _ in groupby(places.trainers)]
+            assert places["trainer"].count(node) + width * places["producer"].count(node) <= count
+        blocks = [node for node, _ in groupby(places["trainer"])]
         assert len(blocks) == len(set(blocks)), "a node's trainers have consecutive ranks"
 
 
@@ -134,22 +127,22 @@ def test_places_fit_and_are_found_whenever_there_are_any(gpus, group, num_groups
     ],
 )
 def test_reward_models_go_where_room_is_left(gpus, num_models, expected):
-    wanted = replace(request(2, 2), num_reward_models=num_models, reward_model=GPU)
+    wanted = request(2, 2, **{"reward model": Actors(num_models, GPU)})
     assignment = assign_nodes(nodes(*gpus), wanted)
     assert assignment is not None
-    assert sorted(assignment.reward_models) == sorted(expected)
+    assert sorted(assignment["reward model"]) == sorted(expected)
 
 
 def test_scorers_go_where_room_is_left_and_one_without_a_gpu_is_named():
-    wanted = replace(request(2, 2), num_scorers=1, scorer=GPU)
+    wanted = request(2, 2, scorer=Actors(1, GPU))
     assignment = assign_nodes(nodes(4, 1), wanted)
-    assert assignment is not None and assignment.scorers == ("b",)
+    assert assignment is not None and assignment["scorer"] == ("b",)
     told = explain(nodes(4), nodes(4), wanted)
     assert "1 scorer(s) of 1 CPU and 1 GPU" in told and "no resources for 1 scorer(s)" in told
 
 
 def test_a_reward_model_without_a_gpu_is_named():
-    wanted = replace(request(2, 2), num_reward_models=1, reward_model=GPU)
+    wanted = request(2, 2, **{"reward model": Actors(1, GPU)})
     assert assign_nodes(nodes(4), wanted) is None
     message = explain(nodes(4), nodes(4), wanted)
     assert "and 1 reward model(s) of 1 CPU and 1 GPU; no resources for 1 reward model(s); free:" in message

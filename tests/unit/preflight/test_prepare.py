@@ -97,10 +97,6 @@ def test_a_cut_distribution_is_warned_of(prepare_with, num_gpus):
         assert ["trainer recomputes old_logprobs" in warning for warning in prepare_with(flags).warnings] == [True]
 
 
-def test_evaluation_without_a_set_is_refused(refusal, num_gpus):
-    assert refusal("-ei 1") == "--eval-interval 1: needs --eval-dataset, or -1 to switch it off"
-
-
 def test_too_few_prompts_for_a_step_name_two_ways_out_that_pass(refusal, prepare_with, num_gpus):
     # 4 prompts a step and 3 there are: two episodes, or steps of the largest divisor of ibs = 4 below 3.
     flags = "-tbs 4 -tMbs 4 -ibs 4"
@@ -121,7 +117,7 @@ def test_samples_longer_than_the_models_positions_are_refused(refusal, prepare_w
     prepare_with("-mnt 896")
     assert refusal("-mpt 1100").endswith("nearest: -mpt 512 -mnt 64")
     longest = "--max-episode-tokens 1025"
-    assert f"{longest} exceeds the 1024 positions" in refusal(longest)
+    assert f"{longest} tokens exceed the 1024 positions" in refusal(longest)
     assert refusal(longest).endswith("nearest: --max-episode-tokens 1024")
     assert refusal(f"{longest} -mpt 1024").endswith("nearest: --max-episode-tokens 1024 -mpt 512")
 

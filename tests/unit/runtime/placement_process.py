@@ -39,12 +39,12 @@ def main(scratch: Path) -> None:
         shared = config_of(**sizes, colocate=True)
         manager._request = reservations.Request.of(shared, "cpu")
         seats = [{"node_id": "n", "address": "a", "group": "g", "bundle": rank, "slot": rank} for rank in range(4)]
-        need = manager._request.trainer
+        need = manager._request.actors["trainer"].each
         manager.trainers = [reservations.Reservation(need=need, num_slots=4, num_threads=3, **seat) for seat in seats]
         manager._free = []
         manager._share(shared)
         engines = [(each.bundle, each.slot, each.num_slots, each.num_threads, each.need.cpus) for each in manager._free]
-        return {"engines": engines, "placed_alone": manager._request.num_producers}
+        return {"engines": engines, "placed_alone": manager._request.actors["producer"].number}
 
     reservations.PLACEMENT_TIMEOUT_S = 0.0
     with ray_cluster(config, num_cpus=3, num_gpus=0, scratch=scratch):

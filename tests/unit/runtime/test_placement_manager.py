@@ -49,7 +49,7 @@ def test_what_is_reserved_is_not_given_to_another_run(got):
     assert got["occupied"].startswith(
         "RunError: the Ray cluster stayed occupied for 0 s: requested 1 trainer(s) of 1 CPU"
     )
-    assert "no resources for 1 producer(s) and 1 trainer(s); free: " in got["occupied"]
+    assert "no resources for 1 trainer(s) and 1 producer(s); free: " in got["occupied"]
     assert got["occupied"].endswith(" 0 of 4 CPUs, 0 of 0 GPUs")
 
 

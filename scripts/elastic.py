@@ -123,7 +123,7 @@ class Run:
 
 def disturbed(given: argparse.Namespace) -> tuple[Run, dict[str, Any], list[str]]:
     """Run while producers join and leave. Returns: the run, its figures, and what went wrong."""
-    joined = JoinedProducers(given.model, given.output / "joined", random.Random(0), at_most=4)
+    joined = JoinedProducers(given.model, given.output / "joined", random.Random(), at_most=4)
     flags = ["-imbs", "1", "--env-arg", f"group_s={GROUP_S}", *joined.flags]
     window: list[int] = []  # steps that were done at the first join, and after the last leave
     counts, problems = Counter[str](), list[str]()

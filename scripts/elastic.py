@@ -22,6 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ GROUP_S = 2.0
 PASSES, PER_STEP = 4, 8
 ALONE_STEPS = 5  # before the first join
 LEAST = 0.9  # of the summed throughput
+_END_S = 120.0  # for a run to end after SIGTERM
 JOB = (
     "-rt boxed -i 1 -ibs 8 -t 1 -tbs 8 -tMbs 8 -tmbs 16 -g 8 -mnt 32 -nb 1 --inflight-update -b transformers "
     "--kl-coeff 0 -lr 3e-4 --max-turns 1 --max-episode-tokens 512 -mpt 256"
@@ -91,6 +93,12 @@ class Run:
         time.sleep(0.2)
         return is_running
 
+    def close(self) -> None:
+        """End it, if something else than its own end ends the measurement."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(_END_S)
+
     def rate(self, first: int, last: int) -> tuple[float, float]:
         """Return (groups a second, producers in the mean) from the end of one step to that of another."""
         begin, end = self.steps[first], self.steps[last]
@@ -115,8 +123,8 @@ class Run:
 
 def disturbed(given: argparse.Namespace) -> tuple[Run, dict[str, Any], list[str]]:
     """Run while producers join and leave. Returns: the run, its figures, and what went wrong."""
-    joined = JoinedProducers(given.model, given.output / "joined", random.Random(0), at_most=4)
-    run = Run("disturbed", given, ["-imbs", "1", "--env-arg", f"group_s={GROUP_S}", *joined.flags], joined.environment)
+    joined = JoinedProducers(given.model, given.output / "joined", random.Random(), at_most=4)
+    flags = ["-imbs", "1", "--env-arg", f"group_s={GROUP_S}", *joined.flags]
     window: list[int] = []  # steps that were done at the first join, and after the last leave
     counts, problems = Counter[str](), list[str]()
 
@@ -136,14 +144,17 @@ def disturbed(given: argparse.Namespace) -> tuple[Run, dict[str, Any], list[str]
             time.sleep(max(0.0, began + EVENT_S - time.monotonic()))
         while joined.admitted():
             leave()
-        joined.end()
         window.append(len(run.steps))
 
-    changes = threading.Thread(target=change)
-    while run.look():
-        if len(run.steps) > ALONE_STEPS and not changes.ident:
-            changes.start()
-    changes.join()
+    changes = threading.Thread(target=change, daemon=True)
+    with closing(Run("disturbed", given, flags, joined.environment)) as run, ExitStack() as ends:
+        ends.callback(joined.end)
+        while run.look():
+            if len(run.steps) > ALONE_STEPS and not changes.ident:
+                changes.start()
+        if not changes.ident:
+            raise SystemExit(f"{run.directory} ended before the first join: see its output beside it")
+        changes.join()
     seen = {"steps": run.steps, "presence": run.presence, "window": window}
     run.directory.with_suffix(".json").write_text(json.dumps(seen), encoding="utf-8")
     first, last, end = window[0], min(window[1], len(run.steps) - 1), len(run.steps) - 1
@@ -177,8 +188,9 @@ def main() -> int:
     problems += wrong
     undisturbed = []
     for seed in range(1, 1 + given.seeds):
-        run = Run(f"seed-{seed}", given, ["-imbs", "8", "--env-arg", "group_s=0", "--seed", str(seed)], {})
-        run.process.wait()
+        flags = ["-imbs", "8", "--env-arg", "group_s=0", "--seed", str(seed)]
+        with closing(Run(f"seed-{seed}", given, flags, {})) as run:
+            run.process.wait()
         found, wrong = run.found(given.steps)
         undisturbed.append(found)
         problems += wrong

@@ -89,8 +89,9 @@ class Joined:
 def free_port():
     """A port that Ray does not take before the run listens: none of its workers', and none that systems choose."""
     while True:
-        with suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(20_000, 30_000))) as free:
-            return free.getsockname()[1]
+        port = random.SystemRandom().randrange(20_000, 30_000)  # not the suite's seed, which others have, too
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def set_pace(directory, seconds):

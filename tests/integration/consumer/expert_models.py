@@ -1,6 +1,10 @@
 """Name tiny mixtures of experts, and what the trainers' layouts are compared on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from transformers import PreTrainedModel
 
 from tests.integration.consumer.gradient_matrix import Run, Trial
 from tests.integration.consumer.losses import LOSSES, Cut
@@ -37,6 +41,7 @@ LAYOUTS_OF_EXPERTS = ("dp1", "dp2", "fsdp2_dp2", "pp2", "tp2", "tp2_pp2", "ep2",
 LAYOUTS_OF_EXPERTS += ("cp2", "cp2_ep2", "cp2_pp2", "cp2_tp2")
 WITHOUT_STAGES = {"olmoe"}  # transformers declares no pipeline plan
 WITH_SHARDS = {"qwen3_moe", "qwen3_moe, some dense", "qwen2_moe", "mixtral"}  # the others' plans are refused
+MISREAD = {"qwen3_moe, some dense", "deepseek_v2"}  # by PEFT, which takes adapters of dense layers for experts'
 CLIPPED = next(iter(LOSSES))
 CUTS = (Cut(2, False, "several"), Cut(4, True, "uneven"), Cut(4, True, "one", True))  # padded, packed, shared prefixes
 
@@ -58,3 +63,15 @@ def cuts_of(name: str) -> tuple[Cut, ...]:
 
 
 RUNS_OF_EXPERTS = [(Run(layout, "fp32"), trials_of_experts(layout)) for layout in LAYOUTS_OF_EXPERTS]
+
+
+@contextmanager
+def linear_layers_alone(model: PreTrainedModel) -> Iterator[None]:
+    """Have PEFT adapt layers of these names where they are linear.
+
+    By the type of some mixtures it takes such names for those of experts, and adapts these in place.
+    """
+    kind = model.config.model_type
+    model.config.model_type = "qwen2_moe" if kind in {"qwen3_moe", "mixtral", "olmoe", "deepseek_v2"} else kind
+    yield
+    model.config.model_type = kind

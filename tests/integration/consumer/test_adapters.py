@@ -6,8 +6,7 @@ adapters that trials begin with were written by PEFT. Those of mixtures of exper
 
 import copy
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from tests.integration.consumer.adapter_process import (
     worst_of,
 )
 from tests.integration.consumer.conftest import LAYOUTS, MAX_GRAD_NORM, save_model
-from tests.integration.consumer.expert_models import EXPERTS, cuts_of
+from tests.integration.consumer.expert_models import EXPERTS, MISREAD, cuts_of, linear_layers_alone
 from tests.integration.consumer.gradient_matrix import CASES
 from tests.integration.consumer.launches import launched
 from tests.integration.consumer.losses import Cut
@@ -51,7 +50,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-untied": ("llama", {"tied": False, "attention_bias": True}),
     "mistral-tied": ("mistral", {"tied": True, "sliding_window": 5}),
 }
-MISREAD = {"qwen3_moe, some dense", "deepseek_v2"}  # by PEFT, which takes adapters of dense layers for experts'
 OF_TRIALS = (*LAYOUTS, "cp2", "cp2_fsdp2", "cp2_tp2", "fsdp2_tp2", "fsdp2_tp2_dp2", "fsdp2_dp2_copies2")
 LOSSES = ("clip", "cross-entropy", "dpo", "pairwise", "value")
 CUTS = (Cut(1, True, "one"), Cut(2, True, "uneven"), Cut(2, False, "one"), Cut(4, True, "one", shared=True))
@@ -132,18 +130,6 @@ def save_adapted(directory: Path, model: PreTrainedModel, task: str) -> None:
                 parameter.copy_(parameter.bfloat16())
     adapted.save_pretrained(directory / START)
     copy.deepcopy(adapted).merge_and_unload().save_pretrained(directory / MERGED)
-
-
-@contextmanager
-def linear_layers_alone(model: PreTrainedModel) -> Iterator[None]:
-    """Have PEFT adapt layers of these names where they are linear.
-
-    By the type of some mixtures it takes such names for those of experts, and adapts these in place.
-    """
-    kind = model.config.model_type
-    model.config.model_type = "qwen2_moe" if kind in {"qwen3_moe", "mixtral", "olmoe", "deepseek_v2"} else kind
-    yield
-    model.config.model_type = kind
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install the environment, then run pytest in three processes, each with whole files and one thread.
+# Install the environment, then run pytest in four processes, each with whole files and one thread.
 #     scripts/test.sh                      the fast suite
 #     scripts/test.sh -k packing           pytest with these arguments (paths, -k, -x, ...) instead of the fast suite's
 #     scripts/test.sh --all                everything: also the cases marked full, and every bug of scripts/mutants
@@ -11,9 +11,9 @@ start=$SECONDS
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 cd -- "$REPOSITORY"
 
-# Three processes, since many tests wait: they keep two cores busy. Files start in the order of collection, so that the long ones (faults,
+# Four processes, since many tests wait and leave cores idle. Files start in the order of collection, so that the long ones (faults,
 # integration) come first; tests/conftest.py defines which tests stay together.
-SUITE=(tests --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 1)
+SUITE=(tests --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 1)
 status=0
 case "$*" in
     "") "$PYTHON" -m pytest "${SUITE[@]}" || status=$? ;;

@@ -28,11 +28,15 @@ def pytest_configure(config: pytest.Config) -> None:
     Tests of the CPU see none, whatever the machine has. New examples are drawn with --all, so that a change is never
     refused for an old bug that chance found in it.
     """
-    if "gpu" not in (config.getoption("markexpr") or ""):
+    if not _uses_gpus(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     settings.register_profile("the same each time", derandomize=True)
     if not config.getoption("--all"):
         settings.load_profile("the same each time")
+
+
+def _uses_gpus(config: pytest.Config) -> bool:
+    return "gpu" in (config.getoption("markexpr") or "")
 
 
 # Before anything imports torch: with two threads each on two cores, processes are many times slower.
@@ -84,13 +88,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Draw what a test leaves to chance from the same seed, so that it has the same weights in any order of tests."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        torch = sys.modules["torch"]
+        seed = torch.manual_seed if _uses_gpus(item.config) else torch.default_generator.manual_seed  # 0.4 ms less
+        seed(0)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,5 +1,7 @@
 """Read a model's config.json, and the quantisation that it declares."""
 
+import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,9 @@ def read_config(directory: Path, where: str) -> Any:
         where: the flag and what it named, for messages.
     Raises: ConfigError.
     """
-    from transformers import AutoConfig
-
     try:
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        written = (directory / "config.json").stat()
+        config = copy.deepcopy(_read(directory, written.st_mtime_ns, written.st_size))
     except Exception as error:  # of the class's own code and checks, with whatever values there are
         raise ConfigError(f"{where}: config.json cannot be read: {' '.join(str(error).split())}") from error
     if quantization_method(config) in DEQUANTIZED:
@@ -29,6 +30,14 @@ def read_config(directory: Path, where: str) -> Any:
         settings = found if isinstance(found, dict) else found.to_dict()
         config.quantization_config = {**settings, "dequantize": True}
     return config
+
+
+@functools.lru_cache(maxsize=8)
+def _read(directory: Path, mtime_ns: int, size: int) -> Any:
+    """Return the config of the file as it is now: a run's preparation asks for each ten times."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(directory, trust_remote_code=False)
 
 
 def quantization_method(config: Any) -> str | None:

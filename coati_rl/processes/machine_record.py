@@ -1,6 +1,7 @@
 """Write on which machine and with which packages a run was started: a line of machine.jsonl for each start."""
 
 import ctypes
+import functools
 import importlib.metadata
 import json
 import os
@@ -41,6 +42,7 @@ def machine() -> dict[str, Any]:
     }
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from consumer.parallel.deferred_compilation import deferred_compilation
+
 # Advice about packages that this project does not use (fused CUDA kernels, asynchronous saving).
 warnings.filterwarnings("ignore", message="Please install apex from source", category=UserWarning)
 warnings.filterwarnings("ignore", message="Please install the latest tensornvme", category=UserWarning)
@@ -28,25 +30,26 @@ warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` i
 # "Failed to load CPU gemm_4bit_forward": a kernel of bitsandbytes, which ColossalAI imports for quantised weights.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
-from colossalai.accelerator import CpuAccelerator, set_accelerator  # noqa: E402
-from colossalai.booster import Booster  # noqa: E402
-from colossalai.booster.plugin import HybridParallelPlugin as ColossalPlugin  # noqa: E402
-from colossalai.booster.plugin.hybrid_parallel_plugin import HybridParallelModule  # noqa: E402
-from colossalai.logging import get_dist_logger  # noqa: E402
-from colossalai.pipeline import p2p  # noqa: E402
-from colossalai.shardformer.layer import (  # noqa: E402
-    Linear1D_Col,
-    Linear1D_Row,
-    VocabParallelEmbedding1D,
-    VocabParallelLMHead1D,
-)
-from colossalai.shardformer.policies.base_policy import (  # noqa: E402
-    ModulePolicyDescription,
-    Policy,
-    SubModuleReplacementDescription,
-)
-from colossalai.tensor.d_tensor import comm_spec  # noqa: E402
-from colossalai.zero.low_level import LowLevelZeroOptimizer  # noqa: E402
+with deferred_compilation():  # bitsandbytes, which ColossalAI imports, compiles functions of its optimizers
+    from colossalai.accelerator import CpuAccelerator, set_accelerator
+    from colossalai.booster import Booster
+    from colossalai.booster.plugin import HybridParallelPlugin as ColossalPlugin
+    from colossalai.booster.plugin.hybrid_parallel_plugin import HybridParallelModule
+    from colossalai.logging import get_dist_logger
+    from colossalai.pipeline import p2p
+    from colossalai.shardformer.layer import (
+        Linear1D_Col,
+        Linear1D_Row,
+        VocabParallelEmbedding1D,
+        VocabParallelLMHead1D,
+    )
+    from colossalai.shardformer.policies.base_policy import (
+        ModulePolicyDescription,
+        Policy,
+        SubModuleReplacementDescription,
+    )
+    from colossalai.tensor.d_tensor import comm_spec
+    from colossalai.zero.low_level import LowLevelZeroOptimizer
 
 from consumer.parallel.layout import Layout  # noqa: E402
 from consumer.parallel.pipeline_messages import read_message  # noqa: E402

@@ -17,8 +17,27 @@ from tests.integration.runs.places import OwnPlaces
 __all__ = ["flags", "make_tiny", "start_run", "start_shared_run"]  # fixtures
 
 HERE = Path(__file__).parent
+HEARTBEAT_S, PHASE_S = 10, 8
+LOSS = """
+import time
+from pathlib import Path
+
+def policy_loss(logprobs, old_logprobs, advantages, micro_batch):
+    import torch.distributed as dist
+    while (cue := Path({cue!r})).exists() and cue.read_text() == str(dist.get_rank()):
+        time.sleep(0.1)
+    return -(logprobs - old_logprobs).exp() * advantages
+"""
 
 Faults = dict[str, str] | None
+
+
+def endless_run(directory: Path) -> tuple[Path, list[object]]:
+    """Return the file that makes the loss of the trainer whose rank it holds hang, and the flags of a long run."""
+    cue, loss = directory / "cue", directory / "own_loss.py"
+    loss.write_text(LOSS.format(cue=str(cue)))
+    deadlines = ["--heartbeat-timeout-s", HEARTBEAT_S, "--phase-timeout-s", PHASE_S]
+    return cue, ["-e", 1000, "--max-steps", 1000, *deadlines, "--policy-loss", f"{loss}:policy_loss"]
 
 
 class FaultyRun(Run):

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -52,16 +53,37 @@ def test_the_hooks_of_ruff_have_the_version_of_the_environment() -> None:
         assert hooks()[name]["additional_dependencies"] == [pinned[0]]
 
 
+MYPY, RULES, COLLECTION = {"mypy --strict", "mypy coati"}, "test_repository.py", "--collect-only"
+CHECKS = {"ruff check", "ruff format", "importlinter", *MYPY, RULES, COLLECTION}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "left_out"),
+    [
+        ([], set()),
+        (["--fast"], {*MYPY, COLLECTION}),
+        (["--before-tests"], {RULES, COLLECTION}),
+    ],
+)
+@pytest.mark.parametrize("python", ["true", "false"])
+def test_what_the_checks_run_and_that_one_that_fails_is_told(
+    tmp_path: Path, arguments: list[str], left_out: set[str], python: str
+) -> None:
+    """With `true` or `false` in Python's place."""
+    shutil.copy(ROOT / "scripts" / "check", tmp_path)
+    (tmp_path / "environment.sh").write_text(f"REPOSITORY={tmp_path} PYTHON={python}\n")
+    done = subprocess.run([tmp_path / "check", *arguments], capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert {name for name in CHECKS if any(name in line for line in lines)} == CHECKS - left_out
+    assert (done.returncode, done.stderr) == (python == "false", "")
+
+
 def test_a_commit_runs_the_fast_checks() -> None:
     assert hooks()["check-fast"]["entry"] == "scripts/check --fast"
-    script = (ROOT / "scripts" / "check").read_text(encoding="utf-8")
-    always, slow = script.partition('if [[ "$*" != --fast ]]; then')[::2]
-    assert "ruff check" in always and "test_repository.py" in always and "importlinter" in always
-    assert "mypy" in slow and "--collect-only" in slow and "mypy" not in always
 
 
 @pytest.mark.parametrize("arguments", [["--quick"], ["--fast", "now"]])
 def test_another_argument_of_the_checks_is_refused_before_an_environment_is_made(arguments: list[str]) -> None:
     done = subprocess.run([ROOT / "scripts" / "check", *arguments], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"scripts/check {' '.join(arguments)}: use --fast, or no argument\n"
+    assert done.stderr == f"scripts/check {' '.join(arguments)}: use --fast, --before-tests or no argument\n"

@@ -79,8 +79,15 @@ WITH_PREFERENCE = {
 }
 
 
+def is_full(run: Run) -> bool:
+    """Return whether a run is left to --all: four processes in bfloat16, if they are in float32 as well."""
+    return run.world_size == 4 and run.precision == "bf16" and Run(run.layout, "fp32") in RUNS
+
+
 def trials_of(run: Run, *, is_all: bool) -> list[Trial]:
     """One model after another."""
+    if is_full(run) and not is_all:
+        return []
     trials = {*pairwise_trials(run), *preference_trials(run), *(whole_product(run) if is_all else ())}
     return sorted(trials, key=lambda trial: [*MODELS, *OTHER_MODELS].index(trial.model))
 

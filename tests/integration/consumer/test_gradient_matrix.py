@@ -21,6 +21,9 @@ from tests.integration.consumer.gradient_matrix import (
     WITH_PREFERENCE,
     Run,
     Trial,
+    is_full,
+    pairwise_trials,
+    preference_trials,
     trials_of,
     whole_product,
 )
@@ -109,12 +112,16 @@ def test_every_objective_on_units_is_in_dp1_and_in_another_layout_and_with_all_i
         assert {getattr(cut, axis) for cut in cuts} == {*values}, axis
 
 
-def test_every_layout_in_every_precision_has_the_clip_with_every_kind_of_model_and_cut() -> None:
+def test_every_layout_has_the_clip_with_every_kind_of_model_and_cut_and_with_all_in_every_precision() -> None:
     assert {(run.layout, run.precision) for run in RUNS} == {
         *itertools.product(LAYOUTS, ["bf16"]),
         *((layout, "fp32") for layout in LAYOUTS if "zero" not in layout),
     }
-    for run in RUNS:
+    fast = [run for run in RUNS if not is_full(run)]
+    assert {run.layout for run in fast} == {*LAYOUTS}
+    assert {run for run in RUNS if trials_of(run, is_all=False)} == {*fast}
+    assert [run for run in RUNS if is_full(run)] == [Run("tp2_pp2", "bf16"), Run("pp2_dp2", "bf16")]
+    for run in fast:
         trials = [trial for trial in trials_of(run, is_all=False) if trial.loss == FIRST_LOSS]
         assert {MODELS[trial.model][0] for trial in trials if trial.model in MODELS} == {"qwen3", "qwen2"}
         assert {MODELS[trial.model][1]["tied"] for trial in trials if trial.model in MODELS} == {True, False}
@@ -145,6 +152,6 @@ def test_other_architectures_meet_every_kind_of_cut_in_stages_of_uneven_length()
 
 def test_all_is_the_whole_product_and_the_fast_choice_about_a_fifth_of_it() -> None:
     for run in RUNS:
-        assert {*trials_of(run, is_all=True)} == {*whole_product(run), *trials_of(run, is_all=False)}
+        assert {*trials_of(run, is_all=True)} == {*whole_product(run), *pairwise_trials(run), *preference_trials(run)}
     assert sum(len(whole_product(run)) for run in RUNS) == 1112 + len(PREFERENCES) * len(RUNS)
     assert len(TRIALS) <= 220

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.integration.consumer.conftest import EVERY_LAYOUT, LAYOUTS, MAX_GRAD_NORM, NUM_STEPS, save_with_reference
 from tests.integration.consumer.gradient_faults import FAULTS
-from tests.integration.consumer.gradient_matrix import CASES, MODELS, OTHER_MODELS, RUNS, Run, Trial, trials_of
+from tests.integration.consumer.gradient_matrix import CASES, MODELS, OTHER_MODELS, RUNS, Run, Trial, is_full, trials_of
 from tests.integration.consumer.gradient_process import take_trials
 from tests.integration.consumer.losses import LOSSES, NUM_SKIPPED
 from tests.integration.consumer.plain_training import plain_gradients, plain_steps, ref_logprobs_of
@@ -32,7 +32,16 @@ LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-3}  # of losses up to 14
 MASTER_TOLERANCE = {"fp32": 2e-3, "bf16": 0.2}
 UPDATE_TOLERANCE = 2e-3  # the same, of what AdamW makes of each tensor in a step
 
-every_run = pytest.mark.parametrize("run", RUNS, ids="-".join)
+
+def runs(*precisions: str) -> pytest.MarkDecorator:
+    """Parametrize by the runs in these precisions."""
+    chosen = [run for run in RUNS if run.precision in precisions]
+    marked = [pytest.param(run, marks=pytest.mark.full) if is_full(run) else run for run in chosen]
+    return pytest.mark.parametrize("run", marked, ids="-".join)
+
+
+every_run = runs("fp32", "bf16")
+
 Steps = list[dict[str, Any]]
 
 
@@ -119,7 +128,7 @@ def trained(
 
     @functools.cache
     def launch(world_size: int) -> None:
-        due = [(run, trials[run]) for run in RUNS if run.world_size == world_size]
+        due = [(run, trials[run]) for run in RUNS if run.world_size == world_size and trials[run]]
         trainers.launch_and_check(take_trials, out_dir, model_root, due, world_size=world_size)
 
     @functools.cache
@@ -182,7 +191,7 @@ def test_every_cut_gives_the_plain_gradient_and_norm_for_two_steps(trained: Call
                 assert steps[step]["norm"] > MAX_GRAD_NORM
 
 
-@pytest.mark.parametrize("run", [run for run in RUNS if run.precision == "fp32"], ids="-".join)
+@runs("fp32")
 def test_every_cut_steps_as_plain_training_does(model_root: Path, trained: Callable[[Run], Trained], run: Run) -> None:
     """The update follows signs of gradients that may be noise; this compares learning rate, decay and clipping."""
     results = trained(run)
@@ -240,7 +249,7 @@ def test_ranks_with_the_lm_head_report_the_plain_loss(trained: Callable[[Run], T
                 assert sums.get("skipped_samples") == (NUM_SKIPPED if "skip" in trial.loss else None)
 
 
-@pytest.mark.parametrize("run", [run for run in RUNS if run.precision == "bf16"], ids="-".join)
+@runs("bf16")
 def test_every_layout_scores_in_float32_what_its_bfloat16_weights_say(
     model_root: Path, trained: Callable[[Run], Trained], run: Run
 ) -> None:

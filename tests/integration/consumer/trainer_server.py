@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import torch
 from bench.weight_sync import nccl_environment
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from coati_rl.types import Device
 from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
@@ -176,6 +177,7 @@ def main() -> None:
     connection = Connection(int(sys.argv[1]))
     for name in IMPORTED:
         importlib.import_module(name)
+    get_checkpoint_conversion_mapping("qwen3")  # made when a process first loads a model
     with suppress(EOFError):
         while True:
             job, ranks = connection.recv()

@@ -1,6 +1,7 @@
 """Provide runs in threads, and small data for them."""
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -21,6 +22,14 @@ def one_thread():
     import torch
 
     torch.set_num_threads(1)  # more of them only wait for each other here
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_fsync():
+    """Leave out the fsyncs, a quarter of a second in each run: no test here ends the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ class Trace:
         code = frame.f_code
         if event not in ("call", "return") or not code.co_filename.startswith(PRODUCT) or code.co_name.startswith("<"):
             return
-        if "ledger" in code.co_filename:  # it writes down what passes, in a thread of its own
+        if "ledger" in code.co_filename or threading.current_thread().name == "ledger":  # it writes down what passes
             return
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if event == "call" else ()
         values = [frame.f_locals.get(name) for name in names if name != "self"] if names else [result]

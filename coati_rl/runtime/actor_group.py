@@ -204,7 +204,6 @@ class ActorGroup:
                 self._placement.release(member.reservation, is_leaving=leaves)
 
     def dead_raylets(self) -> list[str]:
-        """See `PlacementManager.dead_raylets`."""
         return self._placement.dead_raylets()
 
     def members(self) -> list[ManagedActor]:

@@ -26,11 +26,9 @@ class ManagedActor:
         return isinstance(self.handle, JoinedHandle)
 
     def is_done(self) -> bool:
-        """See `Member`."""
         return bool(ray.wait([self.task], timeout=0)[0])
 
     def result(self) -> Any:
-        """See `Member`."""
         return remote.wait_for(self.task, who=self.name, timeout_s=1.0)
 
 

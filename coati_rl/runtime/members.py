@@ -83,7 +83,6 @@ class RemoteMembers:
         return self.begin(method, arguments)()
 
     def begin(self, method: str, arguments: Arguments) -> Callable[[], list[Any]]:
-        """See `Members`."""
         pairs = zip(self._actors, arguments, strict=True)
         references = [actor.call.remote(method, own) for actor, own in pairs]
         return lambda: self._results(references, method)

@@ -117,17 +117,14 @@ class RemoteCoordinator:
             self._handle = _await_another(lost, error) if self._replace is None else self._replace(error)
 
     def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool) -> LeaseReply:
-        """See ProducerCoordinator."""
         options = {"max_prompts": max_prompts, "timeout_s": timeout_s, "is_drained": is_drained}
         reply: LeaseReply = self._call_of_producer("lease", producer_id, **options, wait_s=timeout_s)
         return reply
 
     def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
-        """See ProducerCoordinator."""
         return int(self._call_of_producer("put", producer_id, groups))
 
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
-        """See ProducerCoordinator."""
         self._call_of_producer("fail", producer_id, lease_id, cause)
 
     def rejoin(self, producer_id: int, held: Sequence[int]) -> tuple[int, ...]:
@@ -136,12 +133,10 @@ class RemoteCoordinator:
         return void
 
     def next_work(self, index: int, *, rank: int, timeout_s: float) -> Work | Wait:
-        """See Coordinator."""
         work: Work | Wait = self._call("next_work", index, rank=rank, timeout_s=timeout_s, wait_s=timeout_s)
         return work
 
     def report_step(self, step: int, metrics: dict[str, Any]) -> None:
-        """See Coordinator."""
         self._call("report_step", step, metrics)
 
     def report_evaluation(self, step: int, name: str, metrics: dict[str, Any]) -> None:
@@ -165,32 +160,25 @@ class RemoteCoordinator:
         self._call("report_commit", report)
 
     def report_saved(self, step: int, path: str) -> None:
-        """See Coordinator."""
         self._call("report_saved", step, path)
 
     def add_producer(self, producer_id: int, *, is_extra: bool = False) -> None:
-        """See Coordinator."""
         self._call("add_producer", producer_id, is_extra=is_extra)
 
     def remove_producer(self, producer_id: int, cause: str, *, leaves: bool = False) -> None:
-        """See Coordinator."""
         self._call("remove_producer", producer_id, cause, leaves=leaves)
 
     def events(self, after: int, *, timeout_s: float) -> list[dict[str, Any]]:
-        """See Coordinator."""
         events: list[dict[str, Any]] = self._call("events", after, timeout_s=timeout_s, wait_s=timeout_s)
         return events
 
     def stop(self) -> None:
-        """See Coordinator."""
         self._call("stop")
 
     def flush(self, *, timeout_s: float) -> None:
-        """See Coordinator."""
         self._call("flush", timeout_s=timeout_s, wait_s=timeout_s + _FLUSH_GRACE_S - ANSWER_S)
 
     def status(self) -> RunStatus:
-        """See Coordinator."""
         status: RunStatus = self._call("status")
         return status
 
@@ -203,14 +191,12 @@ class RemoteScorers:
         self.count, self._timeout_s = count, timeout_s
 
     def score(self, requests: Sequence[tuple[int, Any]], role: str, output: str) -> list[list[np.ndarray]]:
-        """See Scorers."""
         asked = [
             (self._name(number), self._handle(number).score.remote(role, part, output)) for number, part in requests
         ]
         return [wait_for(reference, who=name, timeout_s=self._timeout_s) for name, reference in asked]
 
     def head_weights(self, role: str) -> tuple[np.ndarray, np.ndarray | None]:
-        """See Scorers."""
         head: tuple[np.ndarray, np.ndarray | None] = wait_for(
             self._handle(0).head_weights.remote(role), who=self._name(0), timeout_s=self._timeout_s
         )
@@ -236,18 +222,15 @@ class RemoteProducer:
     def stage_weights(
         self, manifest: "WeightManifest", rendezvous: "Rendezvous", *, timeout_s: float
     ) -> tuple[str, ...]:
-        """See WeightReceiver."""
         reference: Any = self._handle.stage_weights.remote(manifest.to_json(), rendezvous.to_json(), timeout_s)
         digests: tuple[str, ...] = wait_for(reference, who=self._name, timeout_s=timeout_s + STAGING_GRACE_S)
         return digests
 
     def sleep(self, *, timeout_s: float) -> None:
-        """See WeightReceiver."""
         reference: Any = self._handle.sleep.remote(timeout_s)
         wait_for(reference, who=self._name, timeout_s=timeout_s + ANSWER_S)
 
     def commit_weights(self, policy_version: int, probe: Sequence[int], *, timeout_s: float) -> CommitResult:
-        """See WeightReceiver."""
         reference: Any = self._handle.commit_weights.remote(policy_version, tuple(probe), timeout_s)
         # Includes time for the probe, which follows the commit.
         committed: CommitResult = wait_for(reference, who=self._name, timeout_s=timeout_s + 2 * ANSWER_S)

@@ -117,15 +117,12 @@ class FullyShardedParallelism:
         return int(number)
 
     def sum_over_ranks(self, value: float) -> float:
-        """See `Parallelism`."""
         return sum_over_ranks(value, device=self.device)
 
     def add_over_ranks(self, values: Tensor) -> Tensor:
-        """See `Parallelism`."""
         return add_over_ranks(values)
 
     def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        """See `Parallelism`."""
         return reduce_sums(sums, device=self.device, group=self.layout.data_group)
 
     def broadcast_text(self, text: str | None) -> str:
@@ -133,7 +130,6 @@ class FullyShardedParallelism:
         return text or ""
 
     def agree(self, action: Callable[[], str | None] | None) -> list[str]:
-        """See `Parallelism`."""
         return agree(action)
 
     def close(self) -> None:
@@ -179,7 +175,6 @@ class FullyShardedModel:
         self._optimizer: Any = optimizer
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
-        """See `ShardedModel`."""
         try:
             return score_each(self._module, inputs)
         finally:
@@ -187,7 +182,6 @@ class FullyShardedModel:
             self._module.reshard()
 
     def head_weights(self) -> HeadWeights:
-        """See `ShardedModel`."""
         weight, bias = (None if name is None else self.parameters.shard_weight(name) for name in self._head_names)
         if weight is None:
             raise ValueError("the LM head is none of the model's parameters")
@@ -214,12 +208,10 @@ class FullyShardedModel:
         return gradients
 
     def forget_gradients(self) -> None:
-        """See `ShardedModel`."""
         for parameter in (*self.parameters.dtensors.values(), *self.parameters.local.values()):
             parameter.grad = None
 
     def masters(self) -> dict[str, Tensor]:
-        """See `ShardedModel`."""
         return dict(self.parameters.trained)
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:

@@ -64,7 +64,6 @@ class HybridParallelism:
             self.layout = with_context_groups(self._plugin.layout(), cp_size)
 
     def layers_per_stage(self, model: PreTrainedModel) -> list[int]:
-        """See `Parallelism`."""
         manager, num_layers = self._plugin.stage_manager, model.config.num_hidden_layers
         layers = [num_layers] if manager is None else list(manager.distribute_layers(num_layers))
         if len(layers) > 1:
@@ -78,7 +77,6 @@ class HybridParallelism:
         optimizer: torch.optim.Optimizer | None,
         attach: Callable[[nn.Module], None] | None = None,
     ) -> "HybridModel":
-        """See `Parallelism`."""
         with timeout_of_new_groups(self._timeout_s), collective("shard the model"):
             wrapped, boosted = self._wrap(model, optimizer, attach)
             if optimizer is not None:
@@ -98,15 +96,12 @@ class HybridParallelism:
         return max(wanted, self.layout.num_stages) if wanted else 0
 
     def sum_over_ranks(self, value: float) -> float:
-        """See `Parallelism`."""
         return sum_over_ranks(value, device=self.device)
 
     def add_over_ranks(self, values: Tensor) -> Tensor:
-        """See `Parallelism`."""
         return add_over_ranks(values)
 
     def reduce_sums(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        """See `Parallelism`."""
         if not self.layout.is_last_stage:
             return {}
         return reduce_sums(sums, device=self.device, group=self.layout.data_group)
@@ -120,7 +115,6 @@ class HybridParallelism:
         return bytes(data.tolist()).decode()
 
     def agree(self, action: Callable[[], str | None] | None) -> list[str]:
-        """See `Parallelism`."""
         return agree(action)
 
     def close(self) -> None:
@@ -210,7 +204,6 @@ class HybridModel:
         self._reducer: Any = None if boosted is None else GradientReducer(parameters, layout, tied_group=tied_group)
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
-        """See `ShardedModel`."""
         if self._layout.num_stages == 1:
             return score_each(self._wrapped, inputs)
         scores: list[Tensor] = []
@@ -223,11 +216,9 @@ class HybridModel:
         return scores
 
     def head_weights(self) -> HeadWeights | None:
-        """See `ShardedModel`."""
         return local_head(self._wrapped.unwrap()) if self._layout.is_last_stage else None
 
     def accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
-        """See `ShardedModel`."""
         if self._layout.num_stages == 1:
             after_backward = {} if self._reducer is None else {"after_backward": self._reducer.after_backward}
             return accumulate_each(self._wrapped, inputs, **after_backward)
@@ -244,21 +235,17 @@ class HybridModel:
         return sums
 
     def reduce_gradients(self) -> dict[str, Tensor]:
-        """See `ShardedModel`."""
         return self._reducer.reduce()
 
     def forget_gradients(self) -> None:
-        """See `ShardedModel`."""
         self._reducer.forget()
 
     def masters(self) -> dict[str, Tensor]:
-        """See `ShardedModel`."""
         masters = self._boosted.get_working_to_master_map()  # None in float32: no separate masters
         trained = self.parameters.trained
         return {name: p if masters is None else masters[id(p)] for name, p in trained.items()}
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
-        """See `ShardedModel`."""
         if self._layout.is_partitioned:
             self._store_slices(gradients)  # otherwise the optimizer reads the parameters' own gradients
         with collective("take an optimizer step"):

@@ -89,31 +89,24 @@ class WholeModel:
                 group["params"] = [self._float32_masters[id(p)] for p in group["params"]]
 
     def score(self, inputs: Sequence[PolicyInput]) -> list[Tensor]:
-        """See `ShardedModel`."""
         return score_each(self._module, inputs)
 
     def head_weights(self) -> HeadWeights:
-        """See `ShardedModel`."""
         return local_head(self._module)
 
     def accumulate(self, inputs: Sequence[PolicyInput]) -> dict[str, Tensor]:
-        """See `ShardedModel`."""
         return accumulate_each(self._module, inputs, self._reducer.after_backward)
 
     def reduce_gradients(self) -> dict[str, Tensor]:
-        """See `ShardedModel`."""
         return self._reducer.reduce()
 
     def forget_gradients(self) -> None:
-        """See `ShardedModel`."""
         self._reducer.forget()
 
     def masters(self) -> dict[str, Tensor]:
-        """See `ShardedModel`."""
         return {name: self._float32_masters.get(id(p), p) for name, p in self.parameters.trained.items()}
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
-        """See `ShardedModel`."""
         masters = self.masters()
         for name, gradient in gradients.items():
             masters[name].grad = gradient

@@ -13,7 +13,6 @@ class Unscored:
     """Implement `GroupScorer`: no response has a verdict."""
 
     def submit(self, responses: Sequence[str], problem: Problem) -> Future[list[Score]]:
-        """See `GroupScorer.submit`."""
         future: Future[list[Score]] = Future()
         future.set_result([_NO_SCORE] * len(responses))
         return future

@@ -110,20 +110,16 @@ class HttpCoordinator:
         self._connection = connection
 
     def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool) -> LeaseReply:
-        """See ProducerCoordinator."""
         fields = {"max_prompts": max_prompts, "timeout_s": timeout_s, "is_drained": is_drained}
         return read_reply(self._ask("lease", Frame(fields=fields)).fields)
 
     def put(self, producer_id: int, groups: Sequence[PackedGroup]) -> int:
-        """See ProducerCoordinator."""
         return int(self._ask("put", groups_frame(groups)).fields["accepted"])
 
     def fail(self, producer_id: int, lease_id: int, cause: str) -> None:
-        """See ProducerCoordinator."""
         self._ask("fail", Frame(fields={"lease_id": lease_id, "cause": cause}))
 
     def rejoin(self, producer_id: int, held: Sequence[int]) -> tuple[int, ...]:
-        """See ProducerCoordinator."""
         return tuple(self._connection.ask("rejoin", held=[*held]).fields["void"])
 
     def _ask(self, call: str, frame: Frame) -> Frame:

@@ -218,6 +218,8 @@ class Supervisor:
     def _replace(self, producer_id: int, cause: str) -> None:
         logger.info("producer-%d: %s", producer_id, cause)
         member = self._actors.producers.get(producer_id) or self._actors.starting.get(producer_id)
+        if producer_id in self._actors.starting:  # the coordinator does not know it yet
+            self._on_event({"event": "producer_lost", "producer": producer_id, "cause": cause, "prompts_reissued": 0})
         self._actors.drop_producer(producer_id, cause)
         if member is not None and member.is_joined:
             return

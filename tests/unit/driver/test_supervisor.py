@@ -158,7 +158,9 @@ LOST = [{"event": "producer_lost", "producer": 0, "cause": "no answer"}]
 
 @pytest.mark.parametrize("when", ["dead", "dead_at_start"])
 def test_a_producer_that_dies_is_dropped_with_its_cause_and_replaced_once(when):
-    actors = supervise(ProducerActorGroup(*[NOTHING] * 6, **{when: {0}}))
+    actors = ProducerActorGroup(*[NOTHING] * 6, **{when: {0}})
+    told = [(event["event"], event["cause"]) for event in watch(actors)]
+    assert told == [("producer_lost", "out of memory")] * (when == "dead_at_start"), "else the coordinator tells"
     assert actors.dropped == [(0, "out of memory")]
     assert list(actors.producers) == [1]
     assert actors.num_made == 2

@@ -135,7 +135,7 @@ def test_a_silent_process_of_another_node_is_ended_there_when_the_run_ends(actor
             return "reference"
 
     monkeypatch.setattr(ray_heartbeats.ray, "remote", lambda function: function is end_process and Task())
-    monkeypatch.setattr(ray_heartbeats.ray, "wait", lambda references, **options: waits.append(references))
+    monkeypatch.setattr(ray_heartbeats, "ready", lambda references, *, timeout_s: waits.append(references))
     actors.heartbeats.end_silent()
     assert calls == []
     actors.silent = {"trainer-0"}

@@ -9,13 +9,13 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import FastAPI, Request
 
 from coati_rl.config.engine_rules import check_engine_device, check_experts
 from coati_rl.config.needs import need_problems
-from coati_rl.config.serve import ServeConfig
+from coati_rl.config.serve import ServeConfig, ServeEngineConfig
 from coati_rl.errors import ConfigError
 from coati_rl.processes.http_server import ReadyServer, is_loopback, listen_as_told, server_config, url_of
 from coati_rl.processes.interrupts import ended_by_signals
@@ -82,28 +82,36 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
         ended_by_signals(),
         listen_as_told(config.server.host, config.server.port, say=say, what="key, prompts and answers") as listener,
     ):
-        from producer.engines import EngineOptions, create_engine
-
         models, adapters = named_models(weights)
-        options = EngineOptions.with_flags(
-            engine,
-            model=str(weights.base),
-            tensor_parallel_size=engine.producer_tensor_parallel_size,
-            dtype={"bf16": "bfloat16", "fp32": "float32"}[precision],
-            max_model_len=length,
-            max_num_seqs=engine.max_sequences,
-            device=device,
-            gpu_memory_utilization=engine.gpu_memory_utilization,
-            adapters=adapters,
-        )
         with slow_phase("the engine loads the model", say):
-            loaded = create_engine(engine.backend, options, load_timeout_s=_LOAD_TIMEOUT_S)
+            loaded = _load_engine(
+                engine,
+                model=str(weights.base),
+                dtype={"bf16": "bfloat16", "fp32": "float32"}[precision],
+                max_model_len=length,
+                device=device,
+                adapters=adapters,
+            )
         with closing(loaded):
             session = _session(config, loaded, language, models, max_new_tokens=length)
             app = _app(session, loaded, key, models)
             ready = f"serving {told} on {url_of(listener)}/v1"
             # At its end the calls in flight get 503.
             ReadyServer(server_config(app), on_ready=lambda: say(ready), on_end=session.close).run([listener])
+
+
+def _load_engine(engine: ServeEngineConfig, **settings: Any) -> GenerationEngine:
+    """Load the engine that the flags describe; `settings`: of `EngineOptions`."""
+    from producer.engines import EngineOptions, create_engine
+
+    options = EngineOptions.with_flags(
+        engine,
+        tensor_parallel_size=engine.producer_tensor_parallel_size,
+        max_num_seqs=engine.max_sequences,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        **settings,
+    )
+    return create_engine(engine.backend, options, load_timeout_s=_LOAD_TIMEOUT_S)
 
 
 def _session(

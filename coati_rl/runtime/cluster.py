@@ -63,6 +63,8 @@ def _start(session: Path, *, num_cpus: int, num_gpus: int) -> None:
                 logging_level=logging.CRITICAL,
                 _temp_dir=str(session),
                 _node_ip_address="127.0.0.1",
+                # Idle workers, which actors with variables of their own never become.
+                _system_config={"prestart_worker_first_driver": False},
             )
     except Exception as error:  # a plain Exception if one of its processes is late, as on a busy machine
         raise RunError(

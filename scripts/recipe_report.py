@@ -114,15 +114,17 @@ RECIPES = {
     ),
     "reward_model": Recipe(
         accuracies={
-            "as it comes": answers("eval-start.jsonl"),
-            "SFT": answers("eval-sft.jsonl"),
-            "SFT, RL": evaluated("rl-[0-9]*"),
-            "SFT, RL of TRL": answers("eval-trl-rl-*.jsonl"),
+            "as it comes": evaluated("rl-[0-9]*", place=0),
+            "RL": evaluated("rl-[0-9]*"),
+            "RL of TRL": answers("eval-trl-rl-*.jsonl"),
         },
-        claims=[Claim(better="SFT, RL", worse="SFT", gain=0.1)],
+        claims=[Claim(better="RL", worse="as it comes", gain=0.3)],
         others={"held-out pairs in order": evaluated("reward-model-[0-9]*", key="rewards/accuracies")},
-        curves={"Coati-RL": curve_of("rl-[0-9]*", "eval/summary.jsonl", "accuracy")},
-        y_label="held-out greedy accuracy",
+        curves={
+            "Coati-RL": curve_of("rl-[0-9]*", "metrics.jsonl", "reward_mean"),
+            "TRL": curve_of_trl("trl-rl-*", "reward"),
+        },
+        y_label="mean of the reward model's scores",
     ),
     "tool_use": Recipe(
         accuracies={

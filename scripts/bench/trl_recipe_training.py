@@ -37,8 +37,8 @@ PAIRS: Settings = {"per_device_train_batch_size": 16, "num_train_epochs": 2, "le
 LINEAR: Settings = {"lr_scheduler_type": "linear", "gradient_checkpointing": False, "dataloader_drop_last": True}
 ROLLOUTS: Settings = {
     "per_device_train_batch_size": 32, "gradient_accumulation_steps": 2, "num_generations": 8, "max_steps": 30,
-    "learning_rate": 2e-5, "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
-    "max_completion_length": 48, "loss_type": "grpo", "gradient_checkpointing": False,
+    "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
+    "loss_type": "grpo", "gradient_checkpointing": False,
 }  # fmt: skip
 OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -97,13 +97,15 @@ def make_trainer(job: str, model: str, data: str, output: str, seed: int, reward
         config = RewardConfig(**shared, **PAIRS, **LINEAR)
         return RewardTrainer(scorer, args=config, train_dataset=pairs, processing_class=tokenizer)
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    of_job: Settings
     if job == "rl":
-        config = GRPOConfig(**shared, **ROLLOUTS, temperature=0.8, beta=0.05)
+        of_job = {"learning_rate": 4e-5, "max_completion_length": 40, "temperature": 0.8, "beta": 0.02}
+        config = GRPOConfig(**shared, **ROLLOUTS, **of_job)
         prompts = conversations(rows, None)
         return GRPOTrainer(policy, reward_model, args=config, train_dataset=prompts, processing_class=tokenizer)
     tokenizer.response_template = chat_template_utils.qwen3_template  # of calls as Qwen3 writes them, which are these
-    whole = {**ROLLOUTS, "max_completion_length": 144}  # of an episode: two answers and a result
-    config = GRPOConfig(**shared, **whole, temperature=1.0, beta=0.0, max_tool_calling_iterations=2)
+    of_job = {"learning_rate": 2e-5, "max_completion_length": 144, "temperature": 1.0, "beta": 0.0}
+    config = GRPOConfig(**shared, **ROLLOUTS, **of_job, max_tool_calling_iterations=2)
     prompts = conversations(rows, SYSTEM_PROMPT)
     return GRPOTrainer(
         policy, boxed, args=config, train_dataset=prompts, processing_class=tokenizer, tools=[calculator]

@@ -1,6 +1,7 @@
 """Train what a recipe trains with TRL, from the same model on the same rows for the same steps, and score its answers.
 
-    python scripts/bench/trl_recipes.py dpo|rl runs/preferences SEED
+    python scripts/bench/trl_recipes.py dpo runs/preferences SEED
+    python scripts/bench/trl_recipes.py rl runs/reward-model SEED
     python scripts/bench/trl_recipes.py tools runs/tool-use SEED
 
 In: the recipe's files. Out: the model `trl-JOB-SEED` with TRL's log (`trl.json`), and held-out greedy answers:
@@ -24,7 +25,8 @@ class Recipe:
 
     def __init__(self, root: Path, seed: str) -> None:
         self._root, self._seed, self._python = root, seed, ensure_trl(DIRECTORY.expanduser())
-        (self._model,) = (root / "sft" / "checkpoints").glob("step-*")
+        fine_tuned = list((root / "sft" / "checkpoints").glob("step-*"))
+        self._model = fine_tuned[0] if fine_tuned else root / "SmolLM2-135M-Instruct"
 
     def train(self, job: str, rows: str, *more: Path) -> Path:
         """Train, unless that was done before; return the model."""
@@ -34,10 +36,10 @@ class Recipe:
             subprocess.run([*map(str, program), self._seed, *map(str, more)], check=True)
         return output
 
-    def answer(self, job: str, model: Path) -> None:
-        """Score greedy answers to the prompts of scripts/instruction_task.py."""
-        reward = ["-rt", str(REPOSITORY / "scripts" / "instruction_task.py") + ":score"]
-        flags = ["--precision", "bf16", "-mpt", "80", "-mnt", "48", "-imbs", "64", "-temp", "0", "--overwrite"]
+    def answer(self, job: str, model: Path, task: str, max_new_tokens: int) -> None:
+        """Score greedy answers to the held-out prompts."""
+        reward = ["-rt", f"{REPOSITORY / 'scripts' / task}:score", "-mnt", str(max_new_tokens)]
+        flags = ["--precision", "bf16", "-mpt", "80", "-imbs", "64", "-temp", "0", "--overwrite"]
         output = self._root / f"eval-trl-{job}-{self._seed}.jsonl"
         command = [COATI_RL, "generate", "-m", model, "-d", self._root / "task" / "eval.jsonl", "-o", output]
         subprocess.run([*map(str, command), *reward, *flags], check=True)
@@ -60,9 +62,10 @@ def main() -> None:
     given = parser.parse_args()
     recipe = Recipe(given.root.resolve(), given.seed)
     if given.job == "dpo":
-        recipe.answer("dpo", recipe.train("dpo", "pairs.jsonl"))
+        recipe.answer("dpo", recipe.train("dpo", "pairs.jsonl"), "instruction_task.py", 48)
     elif given.job == "rl":
-        recipe.answer("rl", recipe.train("rl", "task/train.jsonl", recipe.train("reward", "pairs.jsonl")))
+        policy = recipe.train("rl", "task/train.jsonl", recipe.train("reward", "pairs.jsonl"))
+        recipe.answer("rl", policy, "style_task.py", 40)
     else:
         recipe.use_tools(recipe.train("tools", "task/train.jsonl"))
 

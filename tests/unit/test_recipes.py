@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import recipe_report
+import style_task
 import word_problem_task
 from recipe_report import RECIPES, Claim, draw, shortfalls, table
 
@@ -15,7 +16,7 @@ from tests.unit.recorded_script import check_job, inputs, make_repository, recor
 
 JOBS = {
     "sft_dpo": ["generate", "sft", *["generate"] * 4, *["dpo", "generate"] * 2],
-    "reward_model": ["generate", "sft", *["generate"] * 4, *["rm", "rl"] * 2],
+    "reward_model": ["generate", "generate", *["rm", "rl"] * 2],
     "tool_use": ["sft", *["rl", "generate"] * 2],
 }
 FILES = ("train.jsonl", "eval.jsonl", "sft.jsonl")
@@ -25,7 +26,7 @@ FILES = ("train.jsonl", "eval.jsonl", "sft.jsonl")
 def test_every_command_is_understood_and_reads_what_an_earlier_one_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
 ) -> None:
-    repository = make_repository(tmp_path, f"{recipe}.sh", "answer_pairs.sh")
+    repository = make_repository(tmp_path, f"{recipe}.sh")
     done = run_script(repository, f"{recipe}.sh", "3", "4")
     assert done.returncode == 0, done.stderr
     monkeypatch.chdir(repository)
@@ -34,6 +35,7 @@ def test_every_command_is_understood_and_reads_what_an_earlier_one_writes(
     assert got[:2] == ["python", "scripts/smollm2.py"] and made[1] in {
         "scripts/instruction_task.py",
         "scripts/word_problem_task.py",
+        "scripts/style_task.py",
     }
     assert report == ["python", "scripts/recipe_report.py", recipe, str(model.parent)]
     written = {model, *(task / name for name in FILES), *model.parent.glob("*prompts.jsonl")}
@@ -87,6 +89,34 @@ def test_few_conversations_call_the_calculator_and_all_end_with_the_right_number
     offered = [row for row in rows if row["tools"]]
     assert 0.26 < len(with_calls) / len(offered) < 0.33  # 0.25 / 0.85, give or take three standard errors
     assert {len(row["messages"]) for row in rows} == {3, 5} and len(offered) < len(rows)
+
+
+@pytest.mark.parametrize(
+    ("answer", "missed"),
+    [
+        ("Stones are hard and old.", ""),
+        ("A stone is hard and old.", ""),
+        ("The old stones, they say, are hard.", "missed: no commas"),
+        ("What I like are the stones.", "missed: begins with its subject"),
+        ("Stones are hard", "missed: short"),
+        ("Stones " + "and " * 14 + "rain, then", "missed: short, no commas"),
+        ("Stones " + "and " * 14, ""),
+        ("Milestones are hard and old.", "missed: begins with its subject"),
+    ],
+)
+def test_the_judge_wants_a_short_sentence_without_commas_that_begins_with_its_subject(answer: str, missed: str) -> None:
+    found = style_task.score(answer, "stones")
+    wishes = [wish for wish in missed.removeprefix("missed: ").split(", ") if wish]
+    assert found["detail"] == (f"missed: {', '.join(wishes)}" if wishes else "")
+    assert found["answer_correct"] == (not wishes) and found["reward"] == pytest.approx(1 - len(wishes) / 3)
+
+
+def test_no_subject_is_asked_for_in_training_and_in_the_evaluation() -> None:
+    train, held_out = style_task.make_rows(0)
+    asked = [{row["gt_answer"] for row in rows} for rows in (train, held_out)]
+    assert len(train) == 4 * len(asked[0]) and len(held_out) == 4 * len(asked[1]) and asked[0].isdisjoint(asked[1])
+    assert all(row["gt_answer"] in row["messages"]["content"] for row in train + held_out)
+    assert len({row["messages"]["content"] for row in train + held_out}) == len(train) + len(held_out)
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:

@@ -23,7 +23,7 @@ for seed in "${@:-0}"; do
     stage "rl-$seed" "$coati_rl" rl -m "$sft" -d "$root/task/train.jsonl" -ed "held_out=$root/task/eval.jsonl" \
         --tools calculator --max-turns 3 -rt boxed --precision bf16 -kl 0 -lr 2e-5 --warmup-steps 4 -t 2 -i 2 \
         -g 8 -ibs 4 -imbs 4 -tbs 4 -tMbs 4 -tmbs 32 --max-tokens-per-microbatch 1024 -mpt 128 -mnt 48 --max-episode-tokens 256 \
-        -ei 10 -si -1 --max-steps 30 --seed "$seed" --run-dir "$root/rl-$seed"
+        -ei 15 -si -1 --max-steps 30 --seed "$seed" --run-dir "$root/rl-$seed"
     stage "without-tool-$seed.jsonl" env OMP_NUM_THREADS=2 "$coati_rl" generate -m "$(echo "$root/rl-$seed"/checkpoints/step-*)" \
         -d "$root/task/eval.jsonl" -rt boxed --precision bf16 -temp 0 -mpt 128 -mnt 48 -imbs 64 -o "$root/without-tool-$seed.jsonl"
 done

@@ -27,7 +27,7 @@ for seed in "${@:-0}"; do
     # The judge's score has the weight 0: it is only measured.
     stage "rl-$seed" "$coati_rl" rl -m "$model" -d "$root/task/train.jsonl" -ed "held_out=$root/task/eval.jsonl" \
         -rt "scripts/style_task.py:score=0,model:$(echo "$root/reward-model-$seed"/checkpoints/step-*)=1" \
-        --precision bf16 -kl 0.02 -temp 0.8 -lr 4e-5 --warmup-steps 4 -t 2 -i 2 -g 8 -ibs 4 -imbs 4 -tbs 4 -tMbs 4 -tmbs 32 \
+        --precision bf16 -kl 0.1 -temp 0.8 -lr 4e-5 --warmup-steps 4 -t 2 -i 2 -g 8 -ibs 4 -imbs 4 -tbs 4 -tMbs 4 -tmbs 32 \
         --max-tokens-per-microbatch 1024 -mpt 64 -mnt 40 -ei 15 -si -1 --max-steps 30 --seed "$seed" --run-dir "$root/rl-$seed"
 done
 "$PYTHON" scripts/recipe_report.py reward_model "$root"

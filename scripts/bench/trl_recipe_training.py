@@ -99,7 +99,7 @@ def make_trainer(job: str, model: str, data: str, output: str, seed: int, reward
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     of_job: Settings
     if job == "rl":
-        of_job = {"learning_rate": 4e-5, "max_completion_length": 40, "temperature": 0.8, "beta": 0.02}
+        of_job = {"learning_rate": 4e-5, "max_completion_length": 40, "temperature": 0.8, "beta": 0.1}
         config = GRPOConfig(**shared, **ROLLOUTS, **of_job)
         prompts = conversations(rows, None)
         return GRPOTrainer(policy, reward_model, args=config, train_dataset=prompts, processing_class=tokenizer)

@@ -79,18 +79,15 @@ def curve_of_trl(pattern: str, key: str) -> ReadCurves:
     """Read a figure of the log of each of TRL's trainers that matches."""
 
     def read(root: Path) -> list[Curve]:
-        logs = [json.loads((path / "trl.json").read_text(encoding="utf-8"))["log"] for path in _found(root, pattern)]
+        files = sorted(root.glob(f"{pattern}/trl.json"))
+        logs = [json.loads(path.read_text(encoding="utf-8"))["log"] for path in files]
         return [[(row["step"], row[key]) for row in log if key in row] for log in logs]
 
     return read
 
 
-def _found(root: Path, pattern: str) -> list[Path]:
-    return [path for path in sorted(root.glob(pattern)) if path.is_dir()]
-
-
 def _rows(root: Path, pattern: str, file: str) -> Iterator[Sequence[Mapping[str, float]]]:
-    yield from (read_rows(path / file) for path in _found(root, pattern))
+    yield from (read_rows(path) for path in sorted(root.glob(f"{pattern}/{file}")))
 
 
 RECIPES = {

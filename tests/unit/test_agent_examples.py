@@ -6,8 +6,6 @@ The scripts run with programs in place of Python and coati-rl that only write do
 import json
 import random
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import guessing_task
@@ -15,42 +13,19 @@ import make_agent_model
 import multiplication_task
 import pytest
 
-from coati_rl.config.cli import parse_job
-from coati_rl.config.commands import ALL, OFFLINE
 from coati_rl.config.generate import GenerateConfig
-from coati_rl.config.generate_rules import check_generate
-from coati_rl.config.offline_rules import check_offline
-from coati_rl.config.rules import check
 from producer.environments.chat import ChatTemplate, check_template
 from producer.made_environment import check_environment
 from producer.tools.call_formats import tool_format_for
+from tests.unit.recorded_script import check_job, inputs, make_repository, recorded_calls, run_script
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-ENVIRONMENT = """
-REPOSITORY="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
-VENV="$REPOSITORY/.venv"
-PYTHON="$VENV/bin/python"
-"""
-# Appends its arguments as one line, separated by tabs.
-PROGRAM = """#!/usr/bin/env bash
-(IFS=$'\\t'; printf '%s\\n' "${0##*/}"$'\\t'"$*" >>calls)
-"""
 GAME = {"min_number": 3, "max_number": 8, "max_turns": 3}
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A folder with the scripts and the recording programs."""
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    for name in ("agent_quickstart.sh", "textarena_example.sh", "stages.sh"):
-        shutil.copy(SCRIPTS / name, tmp_path / "scripts")
-    (tmp_path / "scripts" / "environment.sh").write_text(ENVIRONMENT)
-    for name in ("python", "coati-rl"):
-        program = tmp_path / ".venv" / "bin" / name
-        program.write_text(PROGRAM)
-        program.chmod(0o755)
-    return tmp_path
+    return make_repository(tmp_path, "agent_quickstart.sh", "textarena_example.sh")
 
 
 @pytest.mark.parametrize(
@@ -59,24 +34,20 @@ def repository(tmp_path: Path) -> Path:
 def test_every_command_is_understood_and_reads_what_an_earlier_one_writes(
     repository: Path, monkeypatch: pytest.MonkeyPatch, script: str, jobs: list[str]
 ) -> None:
-    done = subprocess.run([repository / "scripts" / f"{script}.sh"], capture_output=True, text=True, timeout=60)
+    done = run_script(repository, f"{script}.sh")
     assert done.returncode == 0, done.stderr
-    made, *stages, report = [line.split("\t") for line in (repository / "calls").read_text().splitlines()]
+    made, *stages, report = recorded_calls(repository)
     assert made[:2] == ["python", "scripts/make_agent_model.py"]
     monkeypatch.setattr("sys.argv", made[1:])
     base = make_agent_model.parse_arguments().out_dir
     assert report == ["python", "scripts/agent_report.py", str(base.parent)]
     written = {base, *(base / f"{name}.jsonl" for name in ("sft", "train", "eval"))}
     for _, job, *arguments in stages:
-        config, _ = parse_job(arguments, ALL[job])
-        values = config.flat()
-        read = [values["model"], values["dataset"], *(values.get("eval_dataset") or {}).values()]
-        assert {Path(each) for each in read} <= written, f"{job} {arguments}"
+        config = check_job(job, arguments)
+        assert inputs(config) <= written, f"{job} {arguments}"
         if isinstance(config, GenerateConfig):
-            check_generate(config)
             assert Path(config.output.output).name == "without-tool.jsonl"
             continue
-        check_offline(config) if job in OFFLINE else check(config)
         if job == "rl":
             check_environment(config)
         written.add(Path(config.run.run_dir, "checkpoints", f"step-{config.data.max_steps}"))
@@ -84,8 +55,8 @@ def test_every_command_is_understood_and_reads_what_an_earlier_one_writes(
 
 
 def test_the_game_is_trained_with_the_arguments_that_its_conversations_were_played_with(repository: Path) -> None:
-    subprocess.run([repository / "scripts" / "textarena_example.sh"], check=True, capture_output=True, timeout=60)
-    calls = (repository / "calls").read_text().splitlines()
+    assert run_script(repository, "textarena_example.sh").returncode == 0
+    calls = ["\t".join(call) for call in recorded_calls(repository)]
     base, rl = (re.findall(r"--env-arg\t(\S+)", line) for line in calls if "--env-arg" in line)
     assert base == rl == ["min_number=10", "max_number=40", "max_turns=4"]
 

@@ -17,7 +17,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from producer.engines.environment import engine_environment
-from producer.engines.served.identity import LOADER
+from producer.engines.served.vllm_identity import LOADER
 
 REPOSITORY = Path(__file__).parents[3]
 _READY_S = 240.0

@@ -19,7 +19,8 @@ from producer.engines.served.replies import ReplyError, num_choices
 from producer.engines.served.server import Server
 
 _BYTES_OF_TOKEN = 128  # 70 were seen
-_BYTES_OF_MASK = 8 * 4096  # its tokens, as many as --sampling-mask-max-tokens has by default
+_BYTES_OF_ID = 8
+_MAX_TOP_K = 4096  # --sampling-mask-max-tokens by default
 _ALL = -1  # for top_k
 _SEED_BITS = 62
 
@@ -40,16 +41,12 @@ class SglangCalls:
 
     def generate_body(self, request: GenerationRequest, request_id: str, *, max_new_tokens: int) -> dict[str, Any]:
         sampling, num_samples = request.sampling, num_choices(request)
-        if sampling.min_p and self._has_seeds:  # an assertion of SGLang's sampler would end the server
-            raise RequestRefusedError(
-                f"min_p {sampling.min_p}: SGLang has none with seeds; start it without --enable-deterministic-inference"
-            )
+        self._check(request)
         params: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or _ALL,
             "min_p": sampling.min_p,
-            "repetition_penalty": sampling.repetition_penalty,
             "max_new_tokens": max_new_tokens,
             "stop": list(sampling.stop) or None,
             "json_schema": request.json_schema,
@@ -64,8 +61,25 @@ class SglangCalls:
             "return_sampling_mask": _is_cut(request),
         }
 
+    def _check(self, request: GenerationRequest) -> None:
+        """Raise RequestRefusedError for sampling that this server cannot do, or not tell the log-probabilities of."""
+        sampling = request.sampling
+        if _is_cut(request) and not 1 <= (sampling.top_k or 0) <= _MAX_TOP_K:
+            raise RequestRefusedError(
+                f"top_k {sampling.top_k}, top_p {sampling.top_p}, min_p {sampling.min_p}: SGLang tells the "
+                f"log-probabilities among the tokens that are left with a top_k up to {_MAX_TOP_K} alone; set one"
+            )
+        if sampling.min_p and self._has_seeds:  # an assertion of its sampler would end the server
+            raise RequestRefusedError(
+                f"min_p {sampling.min_p}: SGLang has none with seeds; start it without --enable-deterministic-inference"
+            )
+        if sampling.repetition_penalty != 1.0:
+            raise RequestRefusedError(
+                f"repetition_penalty {sampling.repetition_penalty}: SGLang's leaves out the prompt's tokens; use 1"
+            )
+
     def bytes_of_token(self, request: GenerationRequest) -> int:
-        return _BYTES_OF_TOKEN + _BYTES_OF_MASK * _is_cut(request)
+        return _BYTES_OF_TOKEN + _BYTES_OF_ID * (request.sampling.top_k or 0)
 
     def choices(self, reply: dict[str, Any], request: GenerationRequest) -> list[Any]:
         try:

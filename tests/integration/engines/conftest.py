@@ -129,7 +129,16 @@ def stepwise_harness(harness: Harness) -> Harness:
     return harness
 
 
-_WITHOUT = {"model_harness": "fake", "stepwise_harness": "server"}  # the backend that is left out of a fixture's tests
+@pytest.fixture
+def seeds_and_cuts() -> None:
+    """For tests of seeds, and of cuts and penalties as ours are; SGLang has them in part, seeds on GPUs alone."""
+
+
+_WITHOUT = {  # the backends that are left out of a fixture's tests
+    "model_harness": ("fake",),
+    "stepwise_harness": ("server", "sglang"),
+    "seeds_and_cuts": ("sglang",),
+}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -138,7 +147,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def is_left_out(item: pytest.Item) -> bool:
         of_item = getattr(getattr(item, "callspec", None), "params", {}).get("harness", ())
         names = getattr(item, "fixturenames", ())
-        return any(name in names and backend in of_item for name, backend in _WITHOUT.items())
+        return any(name in names and backend in of_item for name, backends in _WITHOUT.items() for backend in backends)
 
     config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
     items[:] = [item for item in items if not is_left_out(item)]

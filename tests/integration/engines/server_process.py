@@ -1,7 +1,7 @@
 """Run a server of another program, with its log in a file, until the test ends.
 
-The packages that only servers need are not in the test environment: `scripts/extra_packages.sh` installs them in a folder
-beside it, which is on the server's PYTHONPATH alone.
+The packages that only servers need are not in the test environment: `scripts/extra_packages.sh` installs them in a
+folder beside it, which is on the server's PYTHONPATH alone.
 """
 
 import os

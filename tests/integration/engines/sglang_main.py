@@ -1,7 +1,7 @@
 """Start SGLang's server on the CPU: its launcher, with the arguments of this script.
 
-Before it, the names of two operators are declared that torchvision, whose wheel is built for CUDA, asks torch for when it
-is imported; nobody calls them. Nothing of SGLang is replaced. Its processes import this script again.
+Before it, the names of two operators are declared that torchvision, whose wheel is built for CUDA, asks torch for when
+it is imported; nobody calls them. Nothing of SGLang is replaced. Its processes import this script again.
 """
 
 import sys

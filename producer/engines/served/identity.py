@@ -21,7 +21,7 @@ from producer.engines.served.vllm_calls import VllmCalls
 from producer.engines.served.vllm_identity import vllm_answers
 
 _ASK_S = 60.0
-_NORM = "norm.weight"  # whose tensors no layout cuts or joins
+_NORM, _HEAD = "norm.weight", "lm_head.weight"  # no layout joins them to others
 _TEXTS = ("Solve 12 + 345 = ? Answer: \\boxed{357}.\n\n", "def f(x):\n    return [x] * 2  # ok\n", "naïve, 你好 🙂")
 _NUM_SAMPLED_IDS = 64  # of the vocabulary, whose text is tokenised
 
@@ -80,6 +80,8 @@ def _differences(answers: ServerAnswers, model: Path, entries: Mapping[str, Tens
     own = {name for name in entries if name.endswith(_NORM)}
     if differ := own ^ {name for name in answers.parameters if name.endswith(_NORM)}:
         yield f"{len(differ)} layers differ, such as {min(differ)}"
+    if _HEAD in entries and _HEAD not in answers.parameters:
+        yield "it has no output head of its own"
     vocabulary, found = AutoConfig.from_pretrained(model).get_text_config().vocab_size, answers.vocabulary
     if vocabulary not in found:
         yield f"its vocabulary has {', '.join(map(str, found)) or 'an unknown number of'} tokens, not {vocabulary}"

@@ -23,6 +23,7 @@ _BYTES_OF_ID = 8
 _MAX_TOP_K = 4096  # --sampling-mask-max-tokens by default
 _ALL = -1  # for top_k
 _SEED_BITS = 62
+_UNNAMED = 0  # what it calls the last token of the vocabulary in a prompt
 
 
 class SglangCalls:
@@ -103,7 +104,7 @@ class SglangCalls:
     def prompt_logprobs(self, reply: dict[str, Any], token_ids: Sequence[int]) -> np.ndarray:
         try:
             rows = reply["meta_info"]["input_token_logprobs"]
-            if [row[1] for row in rows] != list(token_ids):
+            if any(row[1] not in (token, _UNNAMED) for row, token in zip(rows, token_ids, strict=True)):
                 raise ReplyError("log-probabilities of other tokens than the prompt's")
             return np.asarray([float(row[0]) for row in rows[1:]], dtype=np.float32)
         except (LookupError, TypeError, ValueError) as error:

@@ -63,7 +63,7 @@ def record(url: str, update: Path) -> dict[str, Any]:
         "/generate": generate("plain", max_new_tokens=3),
         "cut": generate("cut", max_new_tokens=3, top_k=6, top_p=0.9),
         "aborted": aborted(),
-        "prompt_logprobs": ask(url, "/generate", calls.probe_body(PROMPT, "probe")),
+        "prompt_logprobs": ask(url, "/generate", calls.probe_body((40, 41, 319), "probe")),
         "even": ask(
             url,
             "/generate",

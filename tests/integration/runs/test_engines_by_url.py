@@ -55,8 +55,8 @@ def _place(line):
     return line["step"], line["uid"], line["sample"]
 
 
-def test_with_sglang_every_sync_is_proved_and_its_log_probabilities_are_the_trainers(start, make_tiny, tmp_path):
-    with sglang_server(make_tiny(tied=True), tmp_path / "log", max_model_len=1024) as server:
+def test_with_sglang_every_sync_is_proved_and_its_log_probabilities_are_the_trainers(start, model, tmp_path):
+    with sglang_server(model, tmp_path / "log", max_model_len=1024) as server:
         run = start(server.url)
         assert_engine_and_trainer_agree(assert_complete(run, steps=NUM_STEPS))
     syncs = lines(run.run_dir / "syncs.jsonl")

@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 from coati_rl.errors import ConfigError, EngineError
+from producer.engines.admission import RequestRefusedError
 from producer.engines.served.identity import check_server
 from producer.engines.served.server import Server
+from producer.engines.served.sglang_calls import SglangCalls
 from tests.integration.engines.conftest import make_tokenizer, save_checkpoint
 from tests.integration.engines.engine_process import HostedEngine
 from tests.integration.engines.harness import Harness, request
 from tests.unit.engines.recorded_sglang import SGLANG_REPLIES, RecordedSglang
 
 PROMPT = (40, 41, 42)
+PROBE = (40, 41, 319)
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +108,19 @@ def test_sampling_whose_log_probabilities_it_does_not_tell_is_refused(server, ha
 
 
 def test_a_probe_has_the_servers_log_probabilities_of_the_prompt(harness):
-    found = harness.engine.probe(PROMPT, timeout_s=10.0).logprobs
     rows = SGLANG_REPLIES["prompt_logprobs"][1]["meta_info"]["input_token_logprobs"]
+    assert rows[2][1] == 0, "SGLang's name of the last token of the vocabulary"
+    found = harness.engine.probe(PROBE, timeout_s=10.0).logprobs
     assert found.tolist() == np.float32([rows[1][0], rows[2][0]]).tolist()
+
+
+def test_min_p_is_refused_by_a_server_with_seeds_which_it_would_end(server):
+    asker = Server(server.url)
+    with pytest.raises(RequestRefusedError, match="start it without --enable-deterministic-inference"):
+        SglangCalls(asker, has_seeds=True).generate_body(
+            request("a", PROMPT, min_p=0.1, top_k=5), "a", max_new_tokens=1
+        )
+    asker.close()
 
 
 def test_an_aborted_request_has_its_tokens_so_far(server, harness, monkeypatch):
@@ -184,10 +197,14 @@ def test_one_token_tells_the_vocabulary_and_whether_log_probabilities_are_after_
     assert reason in refusal("even", {"meta_info": tops})
 
 
-def test_a_server_with_fewer_layers_is_refused(refusal, running):
+@pytest.mark.parametrize(
+    ("left_out", "reason"),
+    [(".layers.1.", "layers differ, such as"), ("lm_head.", "it has no output head of its own")],
+)
+def test_a_server_of_other_parameters_is_refused(refusal, running, left_out, reason):
     (rank,) = running[0].replies["/weights_checker"][1]["ranks"]
-    names = {name: digest for name, digest in rank["checksums"].items() if ".layers.1." not in name}
-    assert "layers differ, such as" in refusal("/weights_checker", {"ranks": [{"checksums": names}]})
+    names = {name: digest for name, digest in rank["checksums"].items() if left_out not in name}
+    assert reason in refusal("/weights_checker", {"ranks": [{"checksums": names}]})
 
 
 # ---- what ends the engine, last ----

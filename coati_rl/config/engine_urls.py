@@ -1,4 +1,4 @@
-"""Read the value of -b: the name of an engine, or the URLs of vLLM servers that were started elsewhere.
+"""Read the value of -b: the name of an engine, or the URLs of servers that were started elsewhere.
 
 Each URL is one inference engine: producer i uses the i-th one.
 """
@@ -23,7 +23,7 @@ def _check_backend(backend: str) -> str:
     """Return the value. Raises: ValueError for another engine, and for what is no URL of a server."""
     urls = server_urls(backend)
     if not urls and backend not in ENGINES:
-        raise ValueError("use vllm, transformers, fake or http://HOST:PORT of a vLLM server")
+        raise ValueError("use vllm, transformers, fake or http://HOST:PORT of vLLM or SGLang")
     for url in urls:
         _check_url(url)
     if twice := next((url for url in urls if urls.count(url) > 1), None):

@@ -38,8 +38,8 @@ class SamplingConfig(Section):
 
     backend: Backend = experiment(
         "vllm",
-        "Generation engine; fake is deterministic noise for dry runs and tests. Or the address of a vLLM server that "
-        "runs already, of several with commas: http://HOST:8000,http://HOST:8001, one for each of -i.",
+        "Generation engine; fake is deterministic noise for dry runs and tests. Or the address of a vLLM or SGLang "
+        "server that runs already, of several with commas: http://HOST:8000,http://HOST:8001, one for each of -i.",
         short="-b",
         metavar="{vllm,transformers,fake,URL}",
     )

@@ -1,4 +1,4 @@
-"""Create generation engines, all with one protocol: vLLM, transformers, a deterministic fake, vLLM servers by URL.
+"""Create generation engines, all with one protocol: vLLM, transformers, a deterministic fake, servers by URL.
 
 In: a backend's name and its settings. Out: a loaded engine. Importing this package imports no engine library;
 `create_engine` imports the one that it needs, in a process started with `engine_environment`.
@@ -24,7 +24,7 @@ def create_engine(
 
     Args:
         backend: "vllm", "transformers" or "fake"; "fake" has the model's vocabulary, EOS and tokenizer alone. Or the
-            URL of a vLLM server.
+            URL of a server of vLLM or SGLang.
         options: what it is made with.
         policy_version: of the weights on disk; -1 until a commit has proven them.
         load_timeout_s: time limit of loading, in seconds.

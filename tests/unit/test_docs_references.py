@@ -43,6 +43,7 @@ OTHERS_FLAGS = {
     "torchrun": "--nproc-per-node --nnodes --node-rank --master-addr --master-port",
     "ray job submit": "--address --working-dir --runtime-env-json",
     "docker": "--build-arg --rm --shm-size --gpus --ipc",
+    "sglang": "--model-path --context-length --enable-deterministic-inference --kv-cache-dtype",
     "vllm serve": "--dtype --logprobs-mode --enable-scale-out --no-enable-chunked-prefill --max-num-batched-tokens"
     " --worker-extension-cls",
 }

@@ -1,1 +1,1 @@
-"""Use a vLLM server that somebody else started as a generation engine, over HTTP (docs/decisions/0069)."""
+"""Use a server of vLLM or SGLang that somebody else started as a generation engine (docs/decisions/0069, 0085)."""

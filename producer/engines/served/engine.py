@@ -1,4 +1,4 @@
-"""Implement GenerationEngine with a vLLM server over HTTP: token ids in, token ids and log-probabilities out.
+"""Implement GenerationEngine with a server over HTTP: token ids in, token ids and log-probabilities out.
 
 Each request is one POST, which the server batches with others. Updates are received in this process as those of other
 engines, then given to the server as a file (`weights`). A server that does not answer, or whose weights another program
@@ -26,17 +26,9 @@ from producer.engines.admission import RequestRefusedError, aborted_result
 from producer.engines.checkpoint import expect_update, find_checkpoint
 from producer.engines.engine_thread import ThreadedEngine
 from producer.engines.options import EngineOptions
-from producer.engines.served.identity import check_server
-from producer.engines.served.replies import (
-    REQUEST_PREFIX,
-    ReplyError,
-    generate_body,
-    max_reply_bytes,
-    probe_body,
-    read_completions,
-    read_probe,
-    send_tokens,
-)
+from producer.engines.served.calls import ServerCalls
+from producer.engines.served.identity import calls_of, check_server
+from producer.engines.served.replies import ReplyError, num_choices, read_completions, send_tokens
 from producer.engines.served.server import Server
 from producer.engines.served.weights import ServedWeights
 from producer.engines.staging import StagingArea
@@ -47,12 +39,11 @@ _GENERATE_S = 24 * 3600.0  # of a request, however long it waits in the server, 
 _STEP_S = 0.02  # of waiting for replies, before calls are served
 _ABORT_S = 5.0  # for the tokens of an aborted request
 _ABORT_AGAIN_S = 0.1  # the server may not know the request yet
-_SHORT_S = 60.0
 _REFUSED = (400, 404, 413, 422)  # statuses that are about the request
 
 
 class ServedEngine(ThreadedEngine):
-    """Generate with a vLLM server that runs elsewhere."""
+    """Generate with a server of vLLM or SGLang that runs elsewhere."""
 
     def __init__(self, url: str, options: EngineOptions, *, policy_version: int = 0) -> None:
         """Begin to ask the server what it is; see `ThreadedEngine.wait_ready`.
@@ -117,26 +108,24 @@ class _ServedCore:
             timeout_s=_WAIT_S,
             tokenizer=self._tokenizer,
         )
-        self._weights = ServedWeights(self._server, Path(options.weights_dir).absolute(), facts, dtype=options.dtype)
+        self._calls: ServerCalls = calls_of(self._server, facts)
+        directory = Path(options.weights_dir).absolute()
+        self._weights = ServedWeights(self._server, self._calls, directory, facts, dtype=options.dtype)
         try:
-            self._server.post(
-                "/update_weight_version", {"new_version": self._version_name(self.policy_version)}, timeout_s=_SHORT_S
-            )
-            self._server.post("/resume", timeout_s=_SHORT_S)  # a run that was killed in a commit has paused it
+            self._calls.begin(self._version_name(self.policy_version))
         except HttpCallError as error:
             raise EngineError(f"{self._server.url}: {error}") from error
-        self._server.watch(self._lose)
+        self._server.watch(self._calls.health_path, self._lose)
 
     def add(self, request: GenerationRequest, stream: TokenStream | None) -> None:
         if request.lora is not None:
             raise RequestRefusedError(f"adapter {request.lora!r}: a server has none")
-        body = generate_body(request, self._new_id(), max_model_len=self.max_model_len)
-        reply = self._server.start(
-            "/inference/v1/generate", body, timeout_s=_GENERATE_S, max_reply_bytes=max_reply_bytes(body)
-        )
-        self._running[request.request_id] = _Sent(
-            request=request, request_id=body["request_id"], stream=stream, reply=reply
-        )
+        server_id = self._new_id()
+        max_new_tokens = min(request.sampling.max_new_tokens, self.max_model_len - len(request.token_ids))
+        body = self._calls.generate_body(request, server_id, max_new_tokens=max_new_tokens)
+        num_bytes = (1 << 20) + self._calls.bytes_of_token(request) * num_choices(request) * max_new_tokens
+        reply = self._server.start(self._calls.generate_path, body, timeout_s=_GENERATE_S, max_reply_bytes=num_bytes)
+        self._running[request.request_id] = _Sent(request=request, request_id=server_id, stream=stream, reply=reply)
         reply.add_done_callback(lambda _: self._replied.put(request.request_id))
 
     def abort(self, request_id: str) -> GenerationResult | None:
@@ -144,10 +133,9 @@ class _ServedCore:
         if sent is None:
             return None
         end = time.monotonic() + _ABORT_S
-        body = {"request_ids": [REQUEST_PREFIX + sent.request_id]}
         while not sent.reply.done() and time.monotonic() < end:
             try:
-                self._server.post("/inference/v1/abort_requests", body, timeout_s=_ABORT_S)
+                self._calls.abort(sent.request_id, num_choices(sent.request), timeout_s=_ABORT_S)
                 sent.reply.exception(timeout=_ABORT_AGAIN_S)
             except (HttpCallError, CancelledError, TimeoutError):
                 continue
@@ -178,9 +166,9 @@ class _ServedCore:
     def probe(self, token_ids: tuple[int, ...], answer: Callable[[ProbeAnswer], None]) -> None:
         self._num_sent += 1
         number = self._num_sent
-        body = probe_body(token_ids, self._new_id())
+        body = self._calls.probe_body(token_ids, self._new_id())
         reply = self._server.start(
-            "/inference/v1/generate", body, timeout_s=_GENERATE_S, max_reply_bytes=(1 << 20) + 1024 * len(token_ids)
+            self._calls.generate_path, body, timeout_s=_GENERATE_S, max_reply_bytes=(1 << 20) + 1024 * len(token_ids)
         )
         self._probes[number] = token_ids, answer, reply
         reply.add_done_callback(lambda _: self._replied.put(number))
@@ -251,9 +239,8 @@ class _ServedCore:
     def _result(self, sent: _Sent) -> GenerationResult:
         """Return the result of a request that was answered. Raises: EngineError, which ends the engine."""
         try:
-            completions = read_completions(
-                sent.reply.result(), sent.request, versions=self._versions, decode=self._decode
-            )
+            choices = self._calls.choices(sent.reply.result(), sent.request)
+            completions = read_completions(choices, sent.request, versions=self._versions, decode=self._decode)
         except CallRefusedError as error:
             if error.status not in _REFUSED:
                 raise EngineError(f"{self._server.url}: {error}") from error
@@ -270,7 +257,7 @@ class _ServedCore:
             return  # it was asked again after a commit
         token_ids, answer, reply = self._probes.pop(number)
         try:
-            answer(ProbeAnswer(logprobs=read_probe(reply.result(), token_ids)))
+            answer(ProbeAnswer(logprobs=self._calls.prompt_logprobs(reply.result(), token_ids)))
         except (HttpCallError, ReplyError) as error:
             raise EngineError(f"{self._server.url}: a probe: {error}") from error
 

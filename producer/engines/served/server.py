@@ -53,9 +53,9 @@ class Server:
         """Get a path and wait. Returns: the reply's object, empty for an empty reply. Raises: HttpCallError."""
         return self._wait(self._submit(self._call("GET", path, None, timeout_s, _REPLY_BYTES)), timeout_s)
 
-    def watch(self, on_lost: Callable[[str], None]) -> None:
-        """Ask for the server's health every two seconds; call `on_lost` once, with why, when it has none to tell."""
-        self._submit(self._watch(on_lost))
+    def watch(self, path: str, on_lost: Callable[[str], None]) -> None:
+        """Get a path every two seconds; call `on_lost` once, with why, when the server does not answer."""
+        self._submit(self._watch(path, on_lost))
 
     def close(self) -> None:
         """End all calls, whose futures are cancelled, and the thread."""
@@ -105,10 +105,10 @@ class Server:
         )
         return _object(reply, path)
 
-    async def _watch(self, on_lost: Callable[[str], None]) -> None:
+    async def _watch(self, path: str, on_lost: Callable[[str], None]) -> None:
         while True:
             try:
-                await self._call("GET", "/health", None, LOST_AFTER_S, _REPLY_BYTES)
+                await self._call("GET", path, None, LOST_AFTER_S, _REPLY_BYTES)
             except HttpCallError as error:
                 on_lost(str(error))
                 for waiting in list(self._tasks):  # a commit in this moment must not wait for it to the end
@@ -118,11 +118,13 @@ class Server:
 
 
 def _object(reply: bytes, path: str) -> dict[str, Any]:
-    """Return a reply's JSON object. Raises: CallRefusedError for anything else."""
+    """Return a reply's JSON object, a list as {"items": list}. Raises: CallRefusedError for anything else."""
     try:
         value = json.loads(reply) if reply.strip() else {}
     except ValueError as error:
         raise CallRefusedError(f"{path} answered no JSON: {shorten(error, 120)}") from error
+    if isinstance(value, list):
+        return {"items": value}
     if not isinstance(value, dict):
         raise CallRefusedError(f"{path} answered no JSON object: {shorten(value, 120)}")
     return value

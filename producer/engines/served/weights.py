@@ -18,11 +18,9 @@ from coati_rl.errors import EngineError
 from coati_rl.http_call import HttpCallError
 from coati_rl.tensor_bytes import bytes_of
 from coati_rl.transport.wire import StagedWeights
-from producer.engines.served.identity import ServerFacts, checksums
+from producer.engines.served.calls import LOAD_S, ServerCalls, ServerFacts
 from producer.engines.served.server import Server
 
-_LOAD_S = 600.0  # to read the weights from the disk and to load them
-_SHORT_S = 60.0
 _PADDED_TO = 64  # rows of embeddings in vLLM
 _EMPTY = hashlib.sha256().hexdigest()  # of a parameter that the CPU build has packed elsewhere
 
@@ -30,9 +28,9 @@ _EMPTY = hashlib.sha256().hexdigest()  # of a parameter that the CPU build has p
 class ServedWeights:
     """Hold the directory of a server's updates, one at a time."""
 
-    def __init__(self, server: Server, directory: Path, facts: ServerFacts, *, dtype: str) -> None:
+    def __init__(self, server: Server, calls: ServerCalls, directory: Path, facts: ServerFacts, *, dtype: str) -> None:
         """Remove what an earlier producer has left there. `dtype`: of the server's weights."""
-        self._server, self._directory, self._facts = server, directory, facts
+        self._server, self._calls, self._directory, self._facts = server, calls, directory, facts
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._written: StagedWeights | None = None
         self._digests: dict[str, set[str]] = {}  # SHA-256 of the tensors that were written, padded or not
@@ -51,7 +49,7 @@ class ServedWeights:
         except OSError as error:
             raise EngineError(f"the weights for {self._server.url} cannot be written to {target}: {error}") from error
         self._written = staged
-        if not self._facts.has_loader:
+        if not self._facts.has_loader and self._facts.digest_digits:
             self._digests = {name: self._digests_of(tensor) for name, tensor in staged.tensors}
 
     def load(self, staged: StagedWeights, version: str) -> str:
@@ -65,20 +63,19 @@ class ServedWeights:
         """
         path = self._path(staged)
         try:
-            self._server.post("/pause?mode=keep", timeout_s=_SHORT_S)
-            digest = self._load_here(staged, path) if self._facts.has_loader else self._reload(staged, path)
-            reset = self._server.post("/reset_prefix_cache?reset_running_requests=true", timeout_s=_SHORT_S)
-            if reset.get("success") is not True:
-                raise EngineError(f"{self._server.url} has not reset its prefix cache after the update")
-            self._server.post("/update_weight_version", {"new_version": version}, timeout_s=_SHORT_S)
-            self._server.post("/resume", timeout_s=_SHORT_S)
+            self._calls.pause()
+            if self._facts.has_loader:
+                self._load_here(staged, path)
+            else:
+                self._reload(staged, path, version)
+            self._calls.resume(version)
         except HttpCallError as error:
             raise EngineError(
                 f"{self._server.url} has not loaded version {staged.policy_version} from {path}, which it must reach "
                 f"under this path: {error}"
             ) from error
         self.remove()
-        return digest
+        return staged.digest
 
     def remove(self) -> None:
         """Remove the files of an update."""
@@ -88,28 +85,28 @@ class ServedWeights:
     def _path(self, staged: StagedWeights) -> Path:
         return self._directory / f"version-{staged.policy_version}"
 
-    def _load_here(self, staged: StagedWeights, path: Path) -> str:
+    def _load_here(self, staged: StagedWeights, path: Path) -> None:
         names = json.dumps([name for name, _ in staged.tensors])
         call = {"method": "coati_load", "args": [str(path / "model.safetensors"), names]}
-        found = self._server.post("/collective_rpc", call, timeout_s=_LOAD_S).get("results")
+        found = self._server.post("/collective_rpc", call, timeout_s=LOAD_S).get("results")
         if not isinstance(found, list) or set(found) != {staged.digest}:
             raise self._stale(staged, f"its ranks say {found}, sent was {staged.digest}")
-        return staged.digest
 
-    def _reload(self, staged: StagedWeights, path: Path) -> str:
-        call = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
-        self._server.post("/collective_rpc", call, timeout_s=_LOAD_S)
-        found = checksums(self._server, timeout_s=_LOAD_S)
+    def _reload(self, staged: StagedWeights, path: Path, version: str) -> None:
+        self._calls.reload(str(path), version)
+        digits = self._facts.digest_digits
+        if not digits:
+            return  # the probe of the sync compares the log-probabilities
+        found = self._calls.checksums()
         is_whole = self._facts.num_ranks == 1
         names = [
             n for n in self._digests if n in found and found[n] != {_EMPTY} and (is_whole or n.endswith("norm.weight"))
         ]
-        differ = [name for name in names if not found[name] <= self._digests[name]]
+        differ = [name for name in names if not found[name] <= {own[:digits] for own in self._digests[name]}]
         if differ or not names:
             raise self._stale(
                 staged, f"{len(differ)} of {len(names)} parameters differ, such as {min(differ, default='')}"
             )
-        return staged.digest
 
     def _stale(self, staged: StagedWeights, reason: str) -> EngineError:
         return EngineError(

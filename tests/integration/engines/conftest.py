@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from tests.integration.engines.engine_process import hosted_engine
 from tests.integration.engines.harness import MAX_MODEL_LEN, Harness
+from tests.integration.engines.sglang_server import sglang_server
 from tests.integration.engines.vllm_server import vllm_server
 
 VOCAB_SIZE = 320
@@ -89,6 +90,7 @@ ENGINES = [
     pytest.param(("fake", "untied"), marks=pytest.mark.full),
     pytest.param(("server", "untied"), marks=pytest.mark.full),
     pytest.param(("server", "tied"), marks=pytest.mark.full),  # with this project's loader, see `check_server`
+    pytest.param(("sglang", "tied"), marks=pytest.mark.full),
 ]
 
 
@@ -100,9 +102,12 @@ def harness(
     backend, model = request.param
     settings = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 16, "policy_version": -1}
     with ExitStack() as stack:
-        if backend == "server":
+        if backend in ("server", "sglang"):
             folder = tmp_path_factory.mktemp("server")
-            started = vllm_server(checkpoints[model][0], folder / "log", has_loader=model == "tied")
+            if backend == "sglang":
+                started = sglang_server(checkpoints[model][0], folder / "log", max_model_len=MAX_MODEL_LEN)
+            else:
+                started = vllm_server(checkpoints[model][0], folder / "log", has_loader=model == "tied")
             backend, settings["weights_dir"] = stack.enter_context(started).url, str(folder / "weights")
         engine = stack.enter_context(hosted_engine(backend, model=str(checkpoints[model][0]), **settings))
         harness = Harness(engine, checkpoints[model])
@@ -124,7 +129,16 @@ def stepwise_harness(harness: Harness) -> Harness:
     return harness
 
 
-_WITHOUT = {"model_harness": "fake", "stepwise_harness": "server"}  # the backend that is left out of a fixture's tests
+@pytest.fixture
+def seeds_and_cuts() -> None:
+    """For tests of seeds, and of cuts and penalties as ours are; SGLang has them in part, seeds on GPUs alone."""
+
+
+_WITHOUT = {  # the backends that are left out of a fixture's tests
+    "model_harness": ("fake",),
+    "stepwise_harness": ("server", "sglang"),
+    "seeds_and_cuts": ("sglang",),
+}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -133,7 +147,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def is_left_out(item: pytest.Item) -> bool:
         of_item = getattr(getattr(item, "callspec", None), "params", {}).get("harness", ())
         names = getattr(item, "fixturenames", ())
-        return any(name in names and backend in of_item for name, backend in _WITHOUT.items())
+        return any(name in names and backend in of_item for name, backends in _WITHOUT.items() for backend in backends)
 
     config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
     items[:] = [item for item in items if not is_left_out(item)]

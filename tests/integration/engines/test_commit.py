@@ -39,6 +39,7 @@ def collect(harness: Harness, names: Iterable[str]) -> dict[str, tuple[Completio
     return completions
 
 
+@pytest.mark.usefixtures("seeds_and_cuts")
 def test_an_engine_of_unproven_weights_commits_version_zero(harness):
     assert harness.before_first_commit.policy_versions.tolist() == [-1] * len(harness.before_first_commit.token_ids)
     assert harness.first_version == 0
@@ -67,6 +68,7 @@ def test_every_token_is_of_the_weights_that_its_version_names(harness):
     assert harness.logprob_gap(LONG_PROMPT, after, temperature=1.0) < 1e-4
 
 
+@pytest.mark.usefixtures("seeds_and_cuts")
 def test_the_tokens_before_the_commit_are_those_of_an_engine_that_is_left_alone(harness):
     prompts = submit_many(harness)
     alone = collect(harness, prompts)

@@ -21,6 +21,7 @@ def tokens(completions: tuple[Completion, ...]) -> list[list[int]]:
 # ---- sampling ----
 
 
+@pytest.mark.usefixtures("seeds_and_cuts")
 def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(harness):
     alone = harness.complete(PROMPT, num_samples=3, seed=11)
     others = [request(f"other {i}", range(2 + i, 9 + 3 * i), num_samples=2, seed=100 * i) for i in range(6)]
@@ -28,6 +29,7 @@ def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(harness):
     assert tokens(crowd["again"].completions) == tokens(alone)
 
 
+@pytest.mark.usefixtures("seeds_and_cuts")
 def test_sample_i_uses_the_seed_plus_i(harness):
     group = harness.complete(PROMPT, num_samples=3, seed=20)
     single = [harness.complete(PROMPT, seed=20 + i)[0] for i in range(3)]
@@ -76,6 +78,7 @@ def test_the_context_length_ends_a_response_too(harness):
     assert lengths == {MAX_MODEL_LEN - len(prompt)}
 
 
+@pytest.mark.usefixtures("seeds_and_cuts")
 def test_a_stop_string_ends_the_text_and_its_tokens_are_kept(harness):
     free = harness.complete(PROMPT, num_samples=16, max_new_tokens=60, seed=40)
     stopped = harness.complete(PROMPT, num_samples=16, max_new_tokens=60, seed=40, stop=("d", "zzz"))
@@ -113,11 +116,13 @@ def test_greedy_logprobs_are_those_of_the_unscaled_softmax(model_harness):
     assert model_harness.logprob_gap(PROMPT, sample, temperature=1.0) < 1e-4
 
 
+@pytest.mark.usefixtures("seeds_and_cuts")
 def test_under_top_k_and_top_p_logprobs_are_renormalised(model_harness):
     for sample in model_harness.complete(PROMPT, num_samples=4, temperature=0.8, top_k=6, top_p=0.7, seed=9):
         assert model_harness.kept_logprob_gap(PROMPT, sample, temperature=0.8, top_k=6, top_p=0.7) < 1e-4
 
 
+@pytest.mark.usefixtures("seeds_and_cuts")
 @pytest.mark.parametrize("cuts", [{"min_p": 0.2}, {"min_p": 0.05, "top_p": 0.9}])
 def test_under_min_p_no_other_token_is_sampled_and_logprobs_are_renormalised(model_harness, cuts):
     def largest_gap(samples):
@@ -128,6 +133,7 @@ def test_under_min_p_no_other_token_is_sampled_and_logprobs_are_renormalised(mod
         largest_gap(model_harness.complete(PROMPT, num_samples=8, temperature=1.3, seed=9))
 
 
+@pytest.mark.usefixtures("seeds_and_cuts")
 def test_min_p_of_a_request_is_not_that_of_others_in_the_batch(model_harness):
     (greedy,) = model_harness.complete(PROMPT, temperature=0.0)
     requests = [request(f"{number}", PROMPT, num_samples=2, seed=9, min_p=float(number % 2)) for number in range(4)]
@@ -140,6 +146,7 @@ def test_min_p_of_a_request_is_not_that_of_others_in_the_batch(model_harness):
                 assert model_harness.logprob_gap(PROMPT, sample, temperature=1.0) < 1e-4
 
 
+@pytest.mark.usefixtures("seeds_and_cuts")
 def test_a_repetition_penalty_is_on_each_token_that_came_before(model_harness):
     penalty = 1.3
     for temperature, num_samples in ((0.0, 1), (0.8, 4)):
@@ -201,6 +208,7 @@ def test_an_update_is_served_from_the_commit_on(harness):
                 assert harness.logprob_gap(prompt, sample, temperature=0.7) < 1e-4
 
 
+@pytest.mark.usefixtures("seeds_and_cuts")
 def test_going_back_to_the_old_weights_gives_the_old_tokens_and_logprobs(model_harness):
     first = model_harness.complete(PROMPT, num_samples=4, seed=17)
     model_harness.sync(1 - model_harness.serving)
@@ -211,6 +219,7 @@ def test_going_back_to_the_old_weights_gives_the_old_tokens_and_logprobs(model_h
         np.testing.assert_array_equal(one.logprobs, other.logprobs)
 
 
+@pytest.mark.usefixtures("seeds_and_cuts")
 def test_staging_leaves_the_old_weights_serving_until_the_commit(harness):
     serving, version = harness.serving, harness.engine.version()
     before = harness.complete(PROMPT, num_samples=2, seed=23)
@@ -238,6 +247,7 @@ def test_only_the_staged_version_can_be_committed(harness):
         harness.engine.commit_weights(version, in_flight=False, timeout_s=TIMEOUT_S)
 
 
+@pytest.mark.usefixtures("seeds_and_cuts")
 def test_a_transfer_that_fails_leaves_the_old_weights_serving(harness):
     before = harness.complete(PROMPT, num_samples=2, seed=31)
     version = harness.next_version()

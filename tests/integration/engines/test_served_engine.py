@@ -8,8 +8,9 @@ from urllib.request import Request, urlopen
 import pytest
 
 from coati_rl.errors import ConfigError, EngineError
-from producer.engines.served.identity import LOADER, check_server
+from producer.engines.served.identity import check_server
 from producer.engines.served.server import LOST_AFTER_S, Server
+from producer.engines.served.vllm_identity import LOADER
 from tests.integration.engines.engine_process import HostedEngine
 from tests.integration.engines.harness import request
 from tests.integration.engines.vllm_server import vllm_server

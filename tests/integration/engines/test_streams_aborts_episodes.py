@@ -77,6 +77,7 @@ def test_an_aborted_request_gives_what_was_sampled_and_leaves_the_others_alone(s
     )  # its id is free, and the engine goes on
 
 
+@pytest.mark.usefixtures("seeds_and_cuts")
 def test_to_abort_what_is_unknown_or_finished_is_harmless(harness):
     before = harness.complete(PROMPT, num_samples=2, seed=31)
     harness.engine.abort("nobody")

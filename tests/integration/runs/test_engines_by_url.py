@@ -1,9 +1,10 @@
-"""Test runs whose engines are real vLLM servers that were started before them."""
+"""Test runs whose engines are real servers of vLLM and SGLang that were started before them."""
 
 from collections import Counter
 
 import pytest
 
+from tests.integration.engines.sglang_server import sglang_server
 from tests.integration.engines.vllm_server import vllm_server
 from tests.integration.runs.records import assert_complete, assert_engine_and_trainer_agree, lines, read_rollouts
 
@@ -52,6 +53,15 @@ def test_it_samples_the_tokens_of_an_engine_of_its_own_and_every_sync_is_proved(
 
 def _place(line):
     return line["step"], line["uid"], line["sample"]
+
+
+def test_with_sglang_every_sync_is_proved_and_its_log_probabilities_are_the_trainers(start, model, tmp_path):
+    with sglang_server(model, tmp_path / "log", max_model_len=1024) as server:
+        run = start(server.url)
+        assert_engine_and_trainer_agree(assert_complete(run, steps=NUM_STEPS))
+    syncs = lines(run.run_dir / "syncs.jsonl")
+    assert len(syncs) == NUM_STEPS + 1
+    assert all(sync["probe_gap_max"] < ROUNDING for sync in syncs), "every one is probed"
 
 
 def test_a_server_that_is_killed_is_named_and_the_run_ends(model, start, tmp_path):

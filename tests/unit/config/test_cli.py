@@ -232,7 +232,10 @@ def test_a_file_that_is_missing_is_refused(tmp_path):
         (["-ed", "[1]"], "--eval-dataset [1]: Input should be a valid dictionary"),
         (["-ed", '{"t": 1}'], "--eval-dataset 't': 1: Input should be a valid string"),
         (["-ed", '{"a/b": "x"}'], "the name 'a/b' names metrics and files of results"),
-        (["-b", "sglang"], "--backend 'sglang': use vllm, transformers, fake or http://HOST:PORT of a vLLM server"),
+        (
+            ["-b", "sglang"],
+            "--backend 'sglang': use vllm, transformers, fake or http://HOST:PORT of vLLM or SGLang",
+        ),
         (["-b", "http://a:1,http://a:1/"], "http://a:1 is given twice; each server is one engine"),
         (["-b", "ftp://a:1"], "'ftp://a:1' is not the address of a server; write http://HOST:PORT"),
         (["-b", "http://a:1?x=y"], "'http://a:1?...' is not the address of a server"),

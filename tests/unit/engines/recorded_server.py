@@ -53,7 +53,7 @@ class RecordedServer:
             return self._call(body)
         if path == "/weight_checker":
             return 200, {"checksums": self._checksums()}
-        status, reply = copy.deepcopy(self.replies[path])
+        status, reply = copy.deepcopy(self.replies.get(path, [404, {"detail": "Not Found"}]))
         if path == "/update_weight_version":
             self.version = reply["new_version"] = body["new_version"]
         if path == "/tokenize":

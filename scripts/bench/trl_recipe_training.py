@@ -1,8 +1,9 @@
 """Train as the recipes do, with TRL; trl_recipes.py runs this file in an environment of TRL's own.
 
-    TRL_PYTHON scripts/bench/trl_recipe_training.py JOB MODEL DATA OUTPUT SEED [REWARD_MODEL]
+    TRL_PYTHON scripts/bench/trl_recipe_training.py JOB MODEL DATA OUTPUT SEED [MORE]
 
-JOB is dpo, reward (a reward model), rl (against REWARD_MODEL) or tools (a calculator). Steps, batches, learning rates,
+JOB is dpo, reward (a reward model, evaluated on the pairs of the file MORE), rl (against the reward model MORE) or
+tools (a calculator). Steps, batches, learning rates,
 lengths and temperatures are those of scripts/sft_dpo.sh, reward_model.sh and tool_use.sh; what is not set is TRL's.
 """
 
@@ -82,27 +83,31 @@ def conversations(rows: list[dict[str, Any]], system_prompt: str | None) -> Data
     return Dataset.from_list([{"prompt": [*system, row["messages"]], "gt_answer": row["gt_answer"]} for row in rows])
 
 
-def make_trainer(job: str, model: str, data: str, output: str, seed: int, reward_model: str | None) -> Any:
+def make_pairs(path: str) -> Dataset:
+    """Return pairs of completions as TRL reads them."""
+    return Dataset.from_list([{key: row[key] for key in ("prompt", "chosen", "rejected")} for row in read_rows(path)])
+
+
+def make_trainer(job: str, model: str, data: str, output: str, seed: int, more: str) -> Any:
     """Return TRL's trainer of a job."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     shared: Settings = {"output_dir": output, "seed": seed, **OPTIMIZER, **LOGGING}
-    rows = read_rows(data)
-    if job in ("dpo", "reward"):
-        pairs = Dataset.from_list([{key: row[key] for key in ("prompt", "chosen", "rejected")} for row in rows])
-        if job == "dpo":
-            policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-            config = DPOConfig(**shared, **PAIRS, **LINEAR, beta=0.1)
-            return DPOTrainer(policy, args=config, train_dataset=pairs, processing_class=tokenizer)
+    if job == "reward":
         scorer = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=torch.float32)
         config = RewardConfig(**shared, **PAIRS, **LINEAR)
-        return RewardTrainer(scorer, args=config, train_dataset=pairs, processing_class=tokenizer)
+        pairs = {"train_dataset": make_pairs(data), "eval_dataset": make_pairs(more)}
+        return RewardTrainer(scorer, args=config, processing_class=tokenizer, **pairs)
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    if job == "dpo":
+        config = DPOConfig(**shared, **PAIRS, **LINEAR, beta=0.1)
+        return DPOTrainer(policy, args=config, train_dataset=make_pairs(data), processing_class=tokenizer)
+    rows = read_rows(data)
     of_job: Settings
     if job == "rl":
         of_job = {"learning_rate": 4e-5, "max_completion_length": 40, "temperature": 0.8, "beta": 0.1}
         config = GRPOConfig(**shared, **ROLLOUTS, **of_job)
         prompts = conversations(rows, None)
-        return GRPOTrainer(policy, reward_model, args=config, train_dataset=prompts, processing_class=tokenizer)
+        return GRPOTrainer(policy, more, args=config, train_dataset=prompts, processing_class=tokenizer)
     tokenizer.response_template = chat_template_utils.qwen3_template  # of calls as Qwen3 writes them, which are these
     of_job = {"learning_rate": 2e-5, "max_completion_length": 144, "temperature": 1.0, "beta": 0.0}
     config = GRPOConfig(**shared, **ROLLOUTS, **of_job, max_tool_calling_iterations=2)
@@ -114,11 +119,13 @@ def make_trainer(job: str, model: str, data: str, output: str, seed: int, reward
 
 def main() -> None:
     """Train, and write the model, the trainer's records and the seconds."""
-    job, model, data, output, seed, *reward_model = sys.argv[1:]
-    trainer = make_trainer(job, model, data, output, int(seed), reward_model[0] if reward_model else None)
+    job, model, data, output, seed, *more = sys.argv[1:]
+    trainer = make_trainer(job, model, data, output, int(seed), *more or [""])
     started = time.monotonic()
     trainer.train()
     seconds = time.monotonic() - started
+    if job == "reward":
+        trainer.evaluate()  # into the log
     trainer.model.to(torch.bfloat16).save_pretrained(output)
     AutoTokenizer.from_pretrained(model).save_pretrained(output)
     records = {"seconds": round(seconds), "log": trainer.state.log_history}

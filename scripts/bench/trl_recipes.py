@@ -24,15 +24,15 @@ class Recipe:
     """Run stages of TRL on the files of a recipe with one seed."""
 
     def __init__(self, root: Path, seed: str) -> None:
-        self._root, self._seed, self._python = root, seed, ensure_trl(DIRECTORY.expanduser())
+        self.root, self._seed, self._python = root, seed, ensure_trl(DIRECTORY.expanduser())
         fine_tuned = list((root / "sft" / "checkpoints").glob("step-*"))
         self._model = fine_tuned[0] if fine_tuned else root / "SmolLM2-135M-Instruct"
 
     def train(self, job: str, rows: str, *more: Path) -> Path:
         """Train, unless that was done before; return the model."""
-        output = self._root / f"trl-{job}-{self._seed}"
+        output = self.root / f"trl-{job}-{self._seed}"
         if not (output / "trl.json").exists():
-            program = [self._python, HERE / "trl_recipe_training.py", job, self._model, self._root / rows, output]
+            program = [self._python, HERE / "trl_recipe_training.py", job, self._model, self.root / rows, output]
             subprocess.run([*map(str, program), self._seed, *map(str, more)], check=True)
         return output
 
@@ -40,13 +40,13 @@ class Recipe:
         """Score greedy answers to the held-out prompts."""
         reward = ["-rt", f"{REPOSITORY / 'scripts' / task}:score", "-mnt", str(max_new_tokens)]
         flags = ["--precision", "bf16", "-mpt", "80", "-imbs", "64", "-temp", "0", "--overwrite"]
-        output = self._root / f"eval-trl-{job}-{self._seed}.jsonl"
-        command = [COATI_RL, "generate", "-m", model, "-d", self._root / "task" / "eval.jsonl", "-o", output]
+        output = self.root / f"eval-trl-{job}-{self._seed}.jsonl"
+        command = [COATI_RL, "generate", "-m", model, "-d", self.root / "task" / "eval.jsonl", "-o", output]
         subprocess.run([*map(str, command), *reward, *flags], check=True)
 
     def use_tools(self, model: Path) -> None:
         """Evaluate with the calculator: a run of one step, which evaluates before it."""
-        task, run = self._root / "task", self._root / f"eval-trl-tools-{self._seed}"
+        task, run = self.root / "task", self.root / f"eval-trl-tools-{self._seed}"
         command = [COATI_RL, "rl", "-m", model, "-d", task / "train.jsonl", "-ed", f"held_out={task / 'eval.jsonl'}"]
         tools = "--tools calculator --max-turns 3 -rt boxed --precision bf16 -mpt 128 -mnt 48 --max-episode-tokens 256"
         sizes = "-t 1 -i 1 -g 8 -ibs 2 -imbs 16 -tbs 2 -tMbs 2 -tmbs 16 -ei 10 -si -1 --max-steps 1"
@@ -64,7 +64,8 @@ def main() -> None:
     if given.job == "dpo":
         recipe.answer("dpo", recipe.train("dpo", "pairs.jsonl"), "instruction_task.py", 48)
     elif given.job == "rl":
-        policy = recipe.train("rl", "task/train.jsonl", recipe.train("reward", "pairs.jsonl"))
+        reward_model = recipe.train("reward", "pairs.jsonl", recipe.root / "held-out-pairs.jsonl")
+        policy = recipe.train("rl", "task/train.jsonl", reward_model)
         recipe.answer("rl", policy, "style_task.py", 40)
     else:
         recipe.use_tools(recipe.train("tools", "task/train.jsonl"))

@@ -12,6 +12,7 @@ from tests.integration.engines.engine_process import HostedEngine
 from tests.integration.engines.harness import Harness, request
 from tests.integration.engines.record_sglang import record
 from tests.integration.engines.sglang_server import sglang_server
+from tests.integration.runs.conftest import make_model_of_a_run
 
 pytestmark = pytest.mark.full
 RECORDED = json.loads((Path(__file__).parents[2] / "data" / "sglang_server" / "replies.json").read_text())
@@ -46,9 +47,7 @@ def test_an_engine_samples_aborts_and_takes_weights(server, checkpoints, tmp_pat
 
 
 def test_another_model_and_its_tokenizer_are_refused_before_anything_starts(server, checkpoints, tmp_path):
-    from tests.integration.runs.conftest import _make
-
-    other = _make(tmp_path / "other", tied=False, writes_programs=False, obeys=False)
+    other = make_model_of_a_run(tmp_path / "other", tied=False, writes_programs=False, obeys=False, num_experts=0)
     asker = Server(server.url)
     with pytest.raises(ConfigError) as caught:
         check_server(asker, other, dtype="float32", max_model_len=512, timeout_s=10.0)

@@ -37,13 +37,15 @@ def make_tiny(tmp_path_factory, worker_id):
         directory = root / f"tiny-{'tied' if tied else 'untied'}{kind}"
         with FileLock(f"{directory}.lock"):
             if not directory.exists():
-                _make(directory.with_suffix(".unfinished"), tied, writes_programs, obeys, num_experts).rename(directory)
+                make_model_of_a_run(
+                    directory.with_suffix(".unfinished"), tied, writes_programs, obeys, num_experts
+                ).rename(directory)
         return directory
 
     return make
 
 
-def _make(directory: Path, tied: bool, writes_programs: bool, obeys: bool, num_experts: int) -> Path:
+def make_model_of_a_run(directory: Path, tied: bool, writes_programs: bool, obeys: bool, num_experts: int) -> Path:
     import torch
     from arithmetic_task import distinct_problems, split_pairs
     from make_tiny_model import chat, make_tokenizer, tokenizer_texts

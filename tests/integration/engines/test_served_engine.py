@@ -14,6 +14,7 @@ from producer.engines.served.vllm_identity import LOADER
 from tests.integration.engines.engine_process import HostedEngine
 from tests.integration.engines.harness import request
 from tests.integration.engines.vllm_server import vllm_server
+from tests.integration.runs.conftest import make_model_of_a_run
 
 pytestmark = pytest.mark.full
 RECORDED = json.loads((Path(__file__).parents[2] / "data" / "vllm_server" / "replies.json").read_text())
@@ -71,9 +72,7 @@ def _form(value):
 
 
 def test_another_model_and_its_tokenizer_are_refused_before_anything_starts(server, tmp_path, checkpoints):
-    from tests.integration.runs.conftest import _make
-
-    other = _make(tmp_path / "other", tied=False, writes_programs=False, obeys=False)
+    other = make_model_of_a_run(tmp_path / "other", tied=False, writes_programs=False, obeys=False, num_experts=0)
     asker = Server(server.url)
     with pytest.raises(ConfigError) as caught:
         check_server(asker, other, dtype="float32", max_model_len=512, timeout_s=10.0)

@@ -13,8 +13,8 @@ from producer.engines.served.server import LOST_AFTER_S, Server
 from producer.engines.served.vllm_identity import LOADER
 from tests.integration.engines.engine_process import HostedEngine
 from tests.integration.engines.harness import request
+from tests.integration.engines.other_model import refusal_of_another_model
 from tests.integration.engines.vllm_server import vllm_server
-from tests.integration.runs.conftest import make_model_of_a_run
 
 pytestmark = pytest.mark.full
 RECORDED = json.loads((Path(__file__).parents[2] / "data" / "vllm_server" / "replies.json").read_text())
@@ -72,15 +72,9 @@ def _form(value):
 
 
 def test_another_model_and_its_tokenizer_are_refused_before_anything_starts(server, tmp_path, checkpoints):
-    other = make_model_of_a_run(tmp_path / "other", tied=False, writes_programs=False, obeys=False, num_experts=0)
-    asker = Server(server.url)
-    with pytest.raises(ConfigError) as caught:
-        check_server(asker, other, dtype="float32", max_model_len=512, timeout_s=10.0)
-    with pytest.raises(ConfigError, match="it computes in float32, the run in bfloat16"):
-        check_server(asker, checkpoints["untied"][0], dtype="bfloat16", max_model_len=256, timeout_s=10.0)
-    asker.close()
+    refusal = refusal_of_another_model(server.url, checkpoints["untied"][0], tmp_path)
     for reason in ("have 256 tokens at most", "its vocabulary has 320 tokens, not 512", "its tokenizer is not that of"):
-        assert reason in str(caught.value)
+        assert reason in refusal
 
 
 def test_a_tied_model_needs_the_loader_on_the_cpu(checkpoints, tmp_path):

@@ -5,14 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from coati_rl.errors import ConfigError
-from producer.engines.served.identity import check_server
-from producer.engines.served.server import Server
 from tests.integration.engines.engine_process import HostedEngine
 from tests.integration.engines.harness import Harness, request
+from tests.integration.engines.other_model import refusal_of_another_model
 from tests.integration.engines.record_sglang import record
 from tests.integration.engines.sglang_server import sglang_server
-from tests.integration.runs.conftest import make_model_of_a_run
 
 pytestmark = pytest.mark.full
 RECORDED = json.loads((Path(__file__).parents[2] / "data" / "sglang_server" / "replies.json").read_text())
@@ -47,15 +44,9 @@ def test_an_engine_samples_aborts_and_takes_weights(server, checkpoints, tmp_pat
 
 
 def test_another_model_and_its_tokenizer_are_refused_before_anything_starts(server, checkpoints, tmp_path):
-    other = make_model_of_a_run(tmp_path / "other", tied=False, writes_programs=False, obeys=False, num_experts=0)
-    asker = Server(server.url)
-    with pytest.raises(ConfigError) as caught:
-        check_server(asker, other, dtype="float32", max_model_len=512, timeout_s=10.0)
-    with pytest.raises(ConfigError, match="it computes in float32, the run in bfloat16"):
-        check_server(asker, checkpoints["untied"][0], dtype="bfloat16", max_model_len=256, timeout_s=10.0)
-    asker.close()
+    refusal = refusal_of_another_model(server.url, checkpoints["untied"][0], tmp_path)
     for reason in ("--context-length 520 or more", "its vocabulary has 320 tokens, not 512", "its tokenizer is not"):
-        assert reason in str(caught.value)
+        assert reason in refusal
 
 
 def test_the_recorded_replies_have_the_forms_of_the_server(server, checkpoints):

@@ -11,7 +11,8 @@ cd -- "$REPOSITORY"
 
 root=runs/real-model
 model=$root/SmolLM2-135M-Instruct
-say() { printf '[real_model] %s\n' "$*"; }
+example=real_model
+source scripts/stages.sh
 timing="environment $((SECONDS - start)) s"
 
 phase="model"
@@ -41,7 +42,7 @@ sampler=$!
 trap 'kill "$sampler" 2>/dev/null || true' EXIT
 "$PYTHON" rl_example.py \
     --model "$model" --dataset "$root/train.jsonl" --eval-dataset "{\"held_out\": \"$root/eval.jsonl\"}" \
-    --reward-type scripts/instruction_task.py:score --backend vllm --precision bf16 --algo GRPO --kl-coeff 0 \
+    --reward-type scripts/instruction_task.py:score --backend vllm --precision "$precision" --algo GRPO --kl-coeff 0 \
     --temperature 0.8 --learning-rate 4e-5 --warmup-steps 4 \
     --num-trainers 2 --num-inferencer 2 --num-generations 8 \
     --inference-batch-size 8 --inference-microbatch-size 8 --train-batch-size 8 --train-minibatch-size 8 \

@@ -16,8 +16,8 @@ stage SmolLM2-135M-Instruct "$PYTHON" scripts/smollm2.py "$model"
 stage task "$PYTHON" scripts/instruction_task.py "$root/task" --seed 0
 train=$root/task/train.jsonl
 # One process has both cores here.
-sample=(env OMP_NUM_THREADS=2 "$coati_rl" generate -rt scripts/instruction_task.py:score --precision bf16 -mpt 80 -mnt 48 -imbs 64)
-job=(--precision bf16 -t 2 --max-tokens-per-microbatch 2048 --max-length 160 --warmup-steps 4 --lr-schedule linear --min-lr-ratio 0 -si -1)
+sample=(env OMP_NUM_THREADS=2 "$coati_rl" generate -rt scripts/instruction_task.py:score --precision "$precision" -mpt 80 -mnt 48 -imbs 64)
+job=(--precision "$precision" -t 2 --max-tokens-per-microbatch 2048 --max-length 160 --warmup-steps 4 --lr-schedule linear --min-lr-ratio 0 -si -1)
 
 # The best of 8 answers, where it has all that was asked for.
 stage best.jsonl "${sample[@]}" -m "$model" -d "$train" --max-samples 512 -g 8 -temp 0.8 --best-of --min-reward 1 -o "$root/best.jsonl"

@@ -1,7 +1,10 @@
 # Sourced by the example scripts that run several jobs one after another. Needs: `root`, the folder of all their files, and `example`,
-# the name that their messages begin with. A finished stage is not repeated.
+# the name that their messages begin with. Sets `coati_rl` and `precision`. A finished stage is not repeated.
 
 coati_rl="$VENV/bin/coati-rl"
+# A CPU without bfloat16 instructions computes products in it many times slower than in float32.
+precision=bf16
+[[ "$DEVICE" == gpu ]] || grep -qw avx512_bf16 /proc/cpuinfo || precision=fp32
 say() { printf '[%s] %s\n' "$example" "$*"; }
 
 # Run COMMAND as a stage: stage NAME COMMAND...; its output is in logs/NAME.log, its seconds in stages/NAME.json.

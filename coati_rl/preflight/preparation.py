@@ -27,6 +27,7 @@ from coati_rl.preflight.other_models import OtherModel, with_other_model
 from coati_rl.preflight.prepared import PreparedJob, unchecked
 from coati_rl.preflight.resources import (
     checked_model_config,
+    precision_warnings,
     read_model_config,
     resolve_model,
     sharding_warnings,
@@ -78,7 +79,11 @@ class Preparation(ABC, Generic[Job, Rows, Inputs, Result]):
         say = partial(print_lines, prog=config.prog())
         with slow_phase("preparing, 1 of 3: the rows are read", say):
             rows = self.read_rows(config)
-        warnings += [*self.warnings(config, rows), *sharding_warnings(config, device)]
+        warnings += [
+            *self.warnings(config, rows),
+            *sharding_warnings(config, device),
+            *precision_warnings(config, device),
+        ]
         with slow_phase("preparing, 2 of 3: the model's files are looked up", say):
             directory = resolve_model(config.model.model, is_dry_run=self.is_dry_run)
         if directory is None:

@@ -20,7 +20,7 @@ from coati_rl.coordinator.leases import LeaseTable, SamplingPlan
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.check import Use
 from coati_rl.preflight.prompts import RewardFacts, load_run_rows, make_run_prompts
-from coati_rl.preflight.resources import checked_model_config, load_run_tokenizer, resolve_model
+from coati_rl.preflight.resources import checked_model_config, load_run_tokenizer, precision_warnings, resolve_model
 from coati_rl.preflight.size_checks import check_length
 from coati_rl.reading.chat_template import now, set_variables, unread_warnings, writes_date
 from coati_rl.reading.dataset import PromptSet
@@ -120,7 +120,8 @@ def prepare_generation(
             f"--dataset: all {prompts.num_refused} prompts exceed --max-prompt-tokens {config.data.max_prompt_tokens}"
         )
     of_template = unread_warnings(tokenizer, data.chat_template_kwargs)
-    warnings = [*of_files, *of_template, *(reward_warnings(run) if config.is_scored else ())]
+    of_rewards = reward_warnings(run) if config.is_scored else ()
+    warnings = [*of_files, *of_template, *of_rewards, *precision_warnings(run, device)]
     if prompts.num_refused:
         limit = config.data.max_prompt_tokens
         warnings.append(f"--dataset: {prompts.num_refused} prompts exceed --max-prompt-tokens {limit}: left out")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 TRL_PINS = ("torch==2.13.0", "trl==1.16.0", "transformers==5.19.0", "datasets==5.2.0", "accelerate==1.15.0")
 DIRECTORY = Path("~/.cache/coati-rl/trl-venv")
+HAS_BF16 = "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")  # as scripts/stages.sh has it
 
 
 def ensure_trl(directory: Path) -> Path:

@@ -29,10 +29,11 @@ from trl import (  # type: ignore[import-not-found]  # not in the project's envi
     RewardTrainer,
     chat_template_utils,
 )
+from trl_environment import HAS_BF16
 
 Settings = dict[str, Any]
 
-OPTIMIZER: Settings = {"weight_decay": 0.01, "max_grad_norm": 1.0, "warmup_steps": 4, "bf16": True, "use_cpu": True}
+OPTIMIZER: Settings = {"weight_decay": 0.01, "max_grad_norm": 1.0, "warmup_steps": 4, "bf16": HAS_BF16, "use_cpu": True}
 LOGGING: Settings = {"save_strategy": "no", "report_to": "none", "logging_steps": 1, "disable_tqdm": True}
 PAIRS: Settings = {"per_device_train_batch_size": 16, "num_train_epochs": 2, "learning_rate": 5e-5, "max_length": 160}
 LINEAR: Settings = {"lr_scheduler_type": "linear", "gradient_checkpointing": False, "dataloader_drop_last": True}

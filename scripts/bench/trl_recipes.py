@@ -13,11 +13,12 @@ import argparse
 import subprocess
 from pathlib import Path
 
-from trl_environment import DIRECTORY, ensure_trl
+from trl_environment import DIRECTORY, HAS_BF16, ensure_trl
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 COATI_RL = REPOSITORY / ".venv" / "bin" / "coati-rl"
+PRECISION = ["--precision", "bf16" if HAS_BF16 else "fp32"]
 
 
 class Recipe:
@@ -39,7 +40,7 @@ class Recipe:
     def answer(self, job: str, model: Path, task: str, max_new_tokens: int) -> None:
         """Score greedy answers to the held-out prompts."""
         reward = ["-rt", f"{REPOSITORY / 'scripts' / task}:score", "-mnt", str(max_new_tokens)]
-        flags = ["--precision", "bf16", "-mpt", "80", "-imbs", "64", "-temp", "0", "--overwrite"]
+        flags = [*PRECISION, "-mpt", "80", "-imbs", "64", "-temp", "0", "--overwrite"]
         output = self.root / f"eval-trl-{job}-{self._seed}.jsonl"
         command = [COATI_RL, "generate", "-m", model, "-d", self.root / "task" / "eval.jsonl", "-o", output]
         subprocess.run([*map(str, command), *reward, *flags], check=True)
@@ -48,9 +49,11 @@ class Recipe:
         """Evaluate with the calculator: a run of one step, which evaluates before it."""
         task, run = self.root / "task", self.root / f"eval-trl-tools-{self._seed}"
         command = [COATI_RL, "rl", "-m", model, "-d", task / "train.jsonl", "-ed", f"held_out={task / 'eval.jsonl'}"]
-        tools = "--tools calculator --max-turns 3 -rt boxed --precision bf16 -mpt 128 -mnt 48 --max-episode-tokens 256"
+        tools = "--tools calculator --max-turns 3 -rt boxed -mpt 128 -mnt 48 --max-episode-tokens 256"
         sizes = "-t 1 -i 1 -g 8 -ibs 2 -imbs 16 -tbs 2 -tMbs 2 -tmbs 16 -ei 10 -si -1 --max-steps 1"
-        subprocess.run([*map(str, command), *tools.split(), *sizes.split(), "--run-dir", str(run)], check=True)
+        subprocess.run(
+            [*map(str, command), *tools.split(), *sizes.split(), *PRECISION, "--run-dir", str(run)], check=True
+        )
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ ENVIRONMENT = """
 REPOSITORY="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="$REPOSITORY/.venv"
 PYTHON="$VENV/bin/python"
+DEVICE=cpu
 """
 # Appends its arguments as one line, separated by tabs; fails if they have the word in the file `fail`.
 PROGRAM = """#!/usr/bin/env bash

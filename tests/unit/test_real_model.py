@@ -24,6 +24,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "real_model.sh"
 ENVIRONMENT = """
 REPOSITORY="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 PYTHON="$REPOSITORY/python"
+VENV="$REPOSITORY/.venv"
+DEVICE=cpu
 """
 # Appends its arguments as one line, separated by tabs; makes the model's folder; fails if they have the word in `fail`.
 PROGRAM = """#!/usr/bin/env bash
@@ -44,7 +46,8 @@ RESULTS = Results(
 def repository(tmp_path: Path) -> Path:
     """A folder with the script and the recording program."""
     (tmp_path / "scripts").mkdir()
-    shutil.copy(SCRIPT, tmp_path / "scripts")
+    for script in (SCRIPT, SCRIPT.with_name("stages.sh")):
+        shutil.copy(script, tmp_path / "scripts")
     (tmp_path / "scripts" / "environment.sh").write_text(ENVIRONMENT)
     (tmp_path / "python").write_text(PROGRAM)
     (tmp_path / "python").chmod(0o755)

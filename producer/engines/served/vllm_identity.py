@@ -97,6 +97,7 @@ def _is_cpu(settings: Mapping[str, Any]) -> bool:
 def _generate_problems(server: Server) -> Iterator[str]:
     body = {"token_ids": [0], "sampling_params": {"max_tokens": 1, "temperature": 0.0, "logprobs": 0}}
     try:
+        server.post("/resume", timeout_s=_ASK_S)  # a run that was killed in a commit has paused it
         server.post("/inference/v1/generate", body, timeout_s=_ASK_S)
     except HttpCallError as error:
         yield f"it does not continue token ids ({shorten(error, 100)}); start it with --enable-scale-out"

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from safetensors.torch import load_file
 
 REPLIES = json.loads((Path(__file__).parents[2] / "data" / "vllm_server" / "replies.json").read_text())
+_PAUSED_S = 20.0  # after which a paused server gives up; vLLM's never does
 _EMPTY = hashlib.sha256().hexdigest()
 
 
@@ -31,6 +32,8 @@ class RecordedServer:
         self.asked: list[tuple[str, Any]] = []  # paths and bodies, in order
         self.ignores_updates = False
         self.holds: threading.Event | None = None  # generate answers when it is set
+        self.runs = threading.Event()  # not between /pause and /resume, when generate does not answer
+        self.runs.set()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_port}"
@@ -54,6 +57,8 @@ class RecordedServer:
         if path == "/weight_checker":
             return 200, {"checksums": self._checksums()}
         status, reply = copy.deepcopy(self.replies.get(path, [404, {"detail": "Not Found"}]))
+        if path in ("/pause", "/resume") and status == 200:
+            (self.runs.clear if path == "/pause" else self.runs.set)()
         if path == "/update_weight_version":
             self.version = reply["new_version"] = body["new_version"]
         if path == "/tokenize":
@@ -65,6 +70,8 @@ class RecordedServer:
             return copy.deepcopy(self.replies["prompt_logprobs"])
         if max(body["token_ids"]) >= 320:
             return self.replies["refused"]
+        if not self.runs.wait(_PAUSED_S):
+            return 503, None
         if self.holds is not None:
             self.holds.wait(20)
         status, reply = copy.deepcopy(self.replies["/inference/v1/generate"])

@@ -126,6 +126,14 @@ def test_an_abort_is_sent_until_the_request_is_answered(harness, server):
     assert len(aborts) > 1 and aborts[0] == {"request_ids": [f"generate-tokens-{sent}"]}
 
 
+def test_a_server_that_a_killed_run_has_left_paused_is_asked_and_samples(server, models, tokenizer, harness):
+    server.answer("/pause", None)
+    asker = Server(server.url)
+    check_server(asker, models[0], dtype="float32", max_model_len=256, timeout_s=5.0, tokenizer=tokenizer)
+    asker.close()
+    assert harness.complete(PROMPT, max_new_tokens=3)
+
+
 # ---- weights ----
 
 

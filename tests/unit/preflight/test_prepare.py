@@ -12,6 +12,7 @@ import torch
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
+from coati_rl.preflight import resources
 from coati_rl.preflight.prepare import RunPreparation
 from coati_rl.preflight.prompts import RewardFacts
 from coati_rl.preflight.size_checks import resolve_device
@@ -177,10 +178,29 @@ def test_a_layout_that_the_model_cannot_have_is_refused(refusal, num_gpus):
         ),
     ],
 )
-def test_zero_that_chooses_the_precision_says_so(prepare_with, num_gpus, flags, gpus, warnings):
+def test_zero_that_chooses_the_precision_says_so(prepare_with, num_gpus, monkeypatch, flags, gpus, warnings):
     num_gpus(gpus)
+    monkeypatch.setattr(resources, "_has_bf16_products", lambda: True)
     prepared = prepare_with(flags)
     assert (prepared.plan.precision, prepared.warnings) == ("bf16", warnings)
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus", "remedies"),
+    [
+        ("--precision bf16", 0, ["--precision fp32"]),
+        ("-t 2 -tbs 1 -zero 2 --precision bf16", 0, ["--precision fp32 with -zero 0"]),
+        ("", 0, []),
+        ("--precision bf16", 2, []),
+    ],
+)
+def test_bf16_on_a_cpu_without_instructions_for_it_is_said_to_be_slow(
+    prepare_with, num_gpus, monkeypatch, flags, gpus, remedies
+):
+    num_gpus(gpus)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    said = "--precision bf16: this CPU lacks bfloat16 instructions and computes it several times slower than "
+    assert prepare_with(flags).warnings == tuple(said + remedy for remedy in remedies)
 
 
 def test_a_single_trainer_has_nobody_to_share_a_model_with(prepare_with, num_gpus):

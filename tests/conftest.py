@@ -5,17 +5,20 @@ which. Tests marked `gpu` are skipped unless `-m gpu` chooses them on a machine 
 """
 
 import gc
+import importlib
 import os
 import random
 import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+ROOT = Path(__file__).resolve().parents[1]
 # Their conftest refuses to run without the emulator of scripts/test.sh --emulated-gpu.
 collect_ignore = [] if os.environ.get("COATI_EMULATED_GPU_HOME") else ["emulated_gpu"]
 TIMEOUTS_S = {"tests/unit/": 60, "tests/faults/": 900, "tests/integration/runs/": 900}  # elsewhere pyproject.toml's
@@ -53,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Keep the garbage collector from what is collected: 700,000 objects of modules and tests that stay to the end.
 
     It walks them again and again otherwise: a quarter of the time to collect, two seconds at the interpreter's end, and
@@ -61,10 +64,25 @@ def pytest_collection() -> Iterator[None]:
     """
     gc.disable()
     try:
+        _import_a_share(session.config)
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _import_a_share(config: pytest.Config) -> None:
+    """Rewrite the assertions of as many files as each other of xdist's processes does, all of which collect all files.
+
+    What one has rewritten the others read from the cache of bytecode; each would rewrite all of them at the same time.
+    """
+    worker = getattr(config, "workerinput", None)
+    if worker is None or config.args != ["tests"]:
+        return
+    files = sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py"))
+    for file in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        if file.parts[1] not in collect_ignore:
+            importlib.import_module(".".join(file.with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

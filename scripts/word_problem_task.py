@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from instruction_task import write_rows
-from make_agent_model import CHAT_TEMPLATE
+from tool_chat_template import CHAT_TEMPLATE
 
 from producer.tools.calculator import Calculator, calculate
 

@@ -11,6 +11,7 @@ from coati_rl.config.fields import spelling
 from coati_rl.config.trainers import LAYOUT_FIELDS, TrainersConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.plugins import is_plugin
+from coati_rl.yaml_text import parse_yaml
 
 Job = TypeVar("Job", bound=TrainingConfig)
 
@@ -24,7 +25,7 @@ def read_flat(config: TrainingConfig, directory: Path) -> dict[str, Any]:
     Raises: OSError, ValueError, TypeError or yaml.YAMLError if its config.yaml cannot be read.
     """
     path = directory.parent.parent / "config.yaml"
-    written = type(config).flattened(yaml.safe_load(path.read_text(encoding="utf-8")))
+    written = type(config).flattened(parse_yaml(path.read_text(encoding="utf-8")))
     return written if is_plugin(str(written.get("optimizer"))) else {**FORMER, **written}  # they are AdamW's
 
 

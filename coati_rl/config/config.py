@@ -1,5 +1,7 @@
 """The configuration of a reinforcement learning run: its sections, and the numbers that follow from several of them."""
 
+import functools
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, ClassVar, Self
 
@@ -66,7 +68,8 @@ class Config(TrainingConfig):
     run: RunConfig = RunConfig()
 
     @classmethod
-    def sections(cls) -> dict[str, type[Section]]:
+    @functools.cache
+    def sections(cls) -> Mapping[str, type[Section]]:
         """Return the section classes by name, in the order of --help."""
         found = super().sections()
         return {name: found[name] for name in _SECTIONS}

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from coati_rl.algorithms.choices import CORRECTION_BOUNDS
 from coati_rl.config.fields import described
 from coati_rl.plugins import absolute
+from coati_rl.yaml_text import parse_yaml
 
 PRESETS = {path.stem.upper(): path for path in sorted((Path(__file__).parent / "presets").glob("*.yaml"))}
 
@@ -42,7 +43,7 @@ def read_preset(algo: str, known: Collection[str]) -> dict[str, Any]:
     if algo.upper() not in PRESETS and path.suffix not in (".yaml", ".yml"):
         raise ValueError(f"--algo {algo!r}: unknown; use {', '.join(PRESETS)}, or a FILE.yaml of your own")
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        settings = parse_yaml(path.read_text(encoding="utf-8")) or {}
     except (OSError, ValueError, yaml.YAMLError) as error:  # yaml's own conversions, as of dates, raise ValueError
         raise ValueError(f"--algo {algo}: cannot be read ({' '.join(str(error).split())})") from error
     if not isinstance(settings, dict):

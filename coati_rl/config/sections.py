@@ -2,6 +2,7 @@
 flat field name, as flags, run directories and checkpoints do.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -30,19 +31,23 @@ class JobConfig(BaseModel):
         """Return the program's name in messages."""
         return cls.COMMAND.removeprefix("python ")
 
+    # Of a class these three are always the same, and a parser of flags asks for each flag.
     @classmethod
-    def sections(cls) -> dict[str, type[Section]]:
+    @functools.cache
+    def sections(cls) -> Mapping[str, type[Section]]:
         """Return the section classes by name, in the order of --help."""
         found = {name: field.annotation for name, field in cls.model_fields.items()}
         return {name: kind for name, kind in found.items() if isinstance(kind, type) and issubclass(kind, Section)}
 
     @classmethod
-    def fields(cls) -> dict[str, FieldInfo]:
+    @functools.cache
+    def fields(cls) -> Mapping[str, FieldInfo]:
         """Return all fields by flat name, section by section."""
         return {name: field for section in cls.sections().values() for name, field in section.model_fields.items()}
 
     @classmethod
-    def section_of(cls) -> dict[str, str]:
+    @functools.cache
+    def section_of(cls) -> Mapping[str, str]:
         """Return the name of each field's section."""
         return {name: key for key, section in cls.sections().items() for name in section.model_fields}
 

@@ -13,6 +13,8 @@ from coati_rl.errors import RunError
 
 logger = logging.getLogger(__name__)
 
+_IDLE_S = 10.0  # after which a writer without jobs has no thread, so that none is left of one that is no longer used
+
 
 class BackgroundWriter:
     """Run jobs one after another; all methods may be called from any thread."""
@@ -58,7 +60,9 @@ class BackgroundWriter:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._jobs))
+                if not self._changed.wait_for(lambda: bool(self._jobs), _IDLE_S):
+                    self._thread = None  # the next job starts another one
+                    return
                 job = self._jobs.popleft()
             try:
                 if self.problem is None:

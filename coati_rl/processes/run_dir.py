@@ -13,7 +13,6 @@ from functools import partial
 from math import prod
 from pathlib import Path
 
-import yaml
 from safetensors import safe_open
 
 from coati_rl.checkpoint.directory import checkpoints_in, left_over_bytes
@@ -28,6 +27,7 @@ from coati_rl.disk import check_free_space, probe
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapter_files import ALL_LINEAR
 from coati_rl.processes.machine_record import record_start
+from coati_rl.yaml_text import to_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ def make_run_dir(config: TrainingConfig, resume: ResumedRun | None = None, *, ch
                 _note_resumption(resume, paths.run_dir)
             paths.logs.mkdir(exist_ok=True)
             resolved = with_absolute_paths(config.flat("json"))
-            (paths.run_dir / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
+            (paths.run_dir / "config.yaml").write_text(to_yaml(resolved), encoding="utf-8")
             record_start(paths.run_dir)
     except OSError as error:
         raise ConfigError(f"--run-dir {error.filename or wanted}: cannot be created: {error.strerror}") from error

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from coati_rl.config import Config
 from coati_rl.config.absolute_paths import with_absolute_paths
 from coati_rl.config.engine_rules import check_width
@@ -35,6 +33,7 @@ from coati_rl.rehearsal.reduced import Reduced, reduced
 from coati_rl.rehearsal.small_model import write_small_model
 from coati_rl.samples import Sample
 from coati_rl.text import count
+from coati_rl.yaml_text import to_yaml
 
 # Above this package in the order of imports, so they are named here, as the command line names them.
 _PREPARE = {True: "rl_example:prepare_run", False: "consumer.__main__:prepare_job"}
@@ -275,7 +274,7 @@ def _fits(config: TrainingConfig) -> Callable[[Any], None]:
 def _written(small: Reduced[Any], scratch: Path, run_dir: Path, names: dict[str, str]) -> Written:
     path = scratch / "rehearsal.yaml"
     settings = with_absolute_paths(small.config.flat("json"))
-    path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    path.write_text(to_yaml(settings), encoding="utf-8")
     actors = Request.of(small.config, "cpu").actors
     num_actors, engines = sum(each.number for each in actors.values()), actors["producer"]
     return Written(

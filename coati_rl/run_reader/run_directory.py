@@ -19,6 +19,7 @@ from coati_rl.observability.step_files import steps_in
 from coati_rl.run_reader.json_lines import read_json_lines
 from coati_rl.run_reader.rollout import RecordedRollout
 from coati_rl.run_reader.step_lines import last_step, line_at, lines_of_step, without_tokens
+from coati_rl.yaml_text import parse_yaml
 
 ANNOTATIONS = "annotations.jsonl"
 _LOCKS = Path("/proc/locks")
@@ -48,7 +49,7 @@ class RunDirectory:
     def config(self) -> dict[str, Any]:
         """Return the resolved configuration. Raises: ConfigError if the file cannot be read."""
         try:
-            found = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
+            found = parse_yaml((self.path / "config.yaml").read_text(encoding="utf-8"))
         except (OSError, yaml.YAMLError) as error:
             raise ConfigError(f"{self.path / 'config.yaml'}: cannot be read: {error}") from error
         return dict(found or {})

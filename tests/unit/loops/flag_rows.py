@@ -20,6 +20,12 @@ class Row:
     options: dict = field(default_factory=dict)  # of both runs' harness
 
 
+def of_the_first_step(see):
+    """Mark what needs no second step."""
+    see.needs_one_step = True
+    return see
+
+
 def num_steps(trace):
     return len(trace.steps)
 
@@ -32,6 +38,7 @@ def prompts(trace):
     return sorted(len(group.prompt.token_ids) for group in trace.groups)
 
 
+@of_the_first_step
 def first_words(trace):
     return {group.prompt.rendered.split()[0] for group in trace.groups}
 
@@ -40,10 +47,12 @@ def weights(trace):
     return {name: weight.tolist() for name, weight in trace.weights.items()}
 
 
+@of_the_first_step
 def first_gradient(trace):
     return {name: gradient.tolist() for name, gradient in trace.gradients[0].items()}
 
 
+@of_the_first_step
 def trained(trace):
     """Return the kinds of parameters that have a gradient."""
     kinds = {name.split(".")[-2] for name in trace.gradients[0]}
@@ -59,7 +68,8 @@ def sampling(name):
 
 
 def metric(name, *, step=0):
-    return lambda trace: trace.steps[step][name]
+    see = lambda trace: trace.steps[step][name]  # noqa: E731
+    return of_the_first_step(see) if step == 0 else see
 
 
 def rates(trace):
@@ -102,6 +112,7 @@ def directories(trace):
     return [directory.name for directory in found if directory.is_dir() and any(directory.iterdir())]
 
 
+@of_the_first_step
 def first_rollout(trace):
     (path,) = trace.paths.rollouts.iterdir()
     return json.loads(path.read_text().splitlines()[0])

@@ -10,7 +10,7 @@ from coati_rl.config.commands import OFFLINE
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
 from coati_rl.preflight.adapter import with_adapter
-from coati_rl.preflight.resources import checked_model_config, load_run_tokenizer, resolve_model
+from coati_rl.preflight.resources import checked_model_config, load_run_tokenizer, precision_warnings, resolve_model
 from coati_rl.preflight.sample_rows import with_sample_rows
 from coati_rl.types import Device
 
@@ -59,6 +59,6 @@ def trainer_config(model: str | Path, loss: Any, *, num_trainers: int, device: D
     hf_config, of_model = checked_model_config(directory, "trained", precision=precision)
     check_layout(config, hf_config)
     config, of_rows = with_sample_rows(config, {"--model": str(directory)}, try_model=try_model)
-    for warning in (*of_model, *of_rows):
+    for warning in (*of_model, *of_rows, *precision_warnings(config, device)):
         logger.warning("%s", warning)
     return config

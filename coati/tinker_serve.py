@@ -1,5 +1,6 @@
 """Run `coati-rl tinker-serve`: put together the parts that train and sample, for a server of Tinker's API."""
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ from coati_rl.tinker.bases import Base
 from coati_rl.tinker.command import Parts, run_command
 from coati_rl.tinker.core import SamplingCore, TrainingCore
 from coati_rl.types import Device
+
+logger = logging.getLogger(__name__)
 
 _MAX_TOKENS = 8192  # of a sequence, by default
 
@@ -21,11 +24,13 @@ def main(arguments: Sequence[str]) -> int:
 def make_base(name: str, directory: Path, parts: Parts) -> Base:
     """Return a base model with its parts. Raises: ConfigError."""
     from coati_rl.preflight.prepare_generation import engine_device
-    from coati_rl.preflight.resources import checked_model_config
+    from coati_rl.preflight.resources import checked_model_config, slow_precision
 
     device = engine_device(parts.device, width=1)  # type: ignore[arg-type]
     precision = parts.precision or ("bf16" if device == "cuda" else "fp32")
-    config, _ = checked_model_config(directory, "sampled", flag=f"--model {name}", precision=precision)
+    config, of_files = checked_model_config(directory, "sampled", flag=f"--model {name}", precision=precision)
+    for warning in (*of_files, *slow_precision(precision, device)):
+        logger.warning("%s", warning)
     positions = getattr(config, "max_position_embeddings", None) or _MAX_TOKENS
     if parts.max_tokens is not None and not 2 <= parts.max_tokens <= positions:
         raise ConfigError(f"--max-tokens {parts.max_tokens}: {name} has {positions} positions; give 2 to {positions}")

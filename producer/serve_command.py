@@ -53,7 +53,7 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
     key = _api_key(config)
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before torch is imported
     from coati_rl.preflight.prepare_generation import engine_device
-    from coati_rl.preflight.resources import checked_model_config, load_tokenizer, resolve_model
+    from coati_rl.preflight.resources import checked_model_config, load_tokenizer, resolve_model, slow_precision
     from producer.served_weights import named_models, served_weights
 
     engine = config.engine
@@ -72,7 +72,7 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
     check_engine_device(engine, device, max_model_len=length, max_num_seqs=engine.max_sequences)
     tokenizer = load_tokenizer(weights.tokenizer, needs_chat_template=False)
     language = Language(tokenizer, ChatTemplate(tokenizer), tool_format_or_none(tokenizer, engine.tool_format))
-    for warning in of_files:
+    for warning in (*of_files, *slow_precision(precision, device)):
         say(f"warning: {warning}")
     told = f"{weights.names} (engine {engine.backend}, {device}, {precision}, {length} tokens)"
     if is_dry_run:

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from coati_rl.errors import RunError
+from coati_rl.observability import background_writer
 from coati_rl.observability.background_writer import BackgroundWriter
 
 SOON_S = 20.0
@@ -28,9 +29,20 @@ def test_jobs_are_done_in_their_order_by_another_thread():
 
 
 def test_a_writer_without_jobs_has_no_thread_and_is_flushed_at_once():
-    before = threading.active_count()
+    before = {*threading.enumerate()}
     BackgroundWriter().flush(timeout_s=0)
-    assert threading.active_count() == before
+    assert {*threading.enumerate()} <= before
+
+
+def test_the_thread_of_a_writer_that_is_not_used_ends_and_a_later_job_is_done_all_the_same(monkeypatch):
+    monkeypatch.setattr(background_writer, "_IDLE_S", 0.05)
+    writer, threads = BackgroundWriter(), []
+    for _ in range(2):
+        writer.submit(lambda: threads.append(threading.current_thread()))
+        writer.flush(timeout_s=SOON_S)
+        threads[-1].join(SOON_S)
+        assert not threads[-1].is_alive()
+    assert threads[0] is not threads[1]
 
 
 def test_who_submits_does_not_wait_and_who_flushes_does(gate):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from coati.settings import trainer_config
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
@@ -201,6 +202,12 @@ def test_bf16_on_a_cpu_without_instructions_for_it_is_said_to_be_slow(
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     said = "--precision bf16: this CPU lacks bfloat16 instructions and computes it several times slower than "
     assert prepare_with(flags).warnings == tuple(said + remedy for remedy in remedies)
+
+
+def test_the_librarys_trainer_says_it_too(model_dir, monkeypatch, caplog):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    trainer_config(model_dir, "sft", num_trainers=1, device="cpu", precision="bf16")
+    assert "this CPU lacks bfloat16 instructions" in caplog.text
 
 
 def test_a_single_trainer_has_nobody_to_share_a_model_with(prepare_with, num_gpus):

@@ -101,7 +101,10 @@ def cores() -> Result:
     """Count the cores that this process may use, and look at OMP_NUM_THREADS."""
     usable, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     given, limit = os.environ.get("OMP_NUM_THREADS"), _cpu_quota()
-    evidence = f"{usable} of {all_cores} cores, load {os.getloadavg()[0]:.1f}, OMP_NUM_THREADS {given or 'not set'}"
+    named = instructions(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+    which = f" ({named})" if named else ""
+    load = f"load {os.getloadavg()[0]:.1f}, OMP_NUM_THREADS {given or 'not set'}"
+    evidence = f"{usable} of {all_cores} cores{which}, {load}"
     if limit is not None and limit < usable:
         return Result(
             status="warn",
@@ -113,6 +116,15 @@ def cores() -> Result:
     if usable < 2:
         return Result(status="warn", evidence=evidence, remedy="use two cores or more: engine and trainer share one")
     return Result(status="ok", evidence=evidence)
+
+
+def instructions(cpu_info: str) -> str:
+    """Return which vector instructions an x86 processor has, of the text of /proc/cpuinfo; empty for another one."""
+    found = re.search(r"^flags\s*:(.*)$", cpu_info, re.MULTILINE)
+    flags = found[1].split() if found else []
+    vectors = next((name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), "")
+    bfloat16 = "with" if "avx512_bf16" in flags else "without"
+    return f"{vectors} {bfloat16} bfloat16" if vectors else ""
 
 
 def _cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:

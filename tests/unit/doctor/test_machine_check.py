@@ -111,6 +111,19 @@ def test_disk__that_cannot_be_written_fails_with_its_cause():
     assert found.evidence.startswith("the working directory: /proc cannot be written")
 
 
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("flags\t\t: fpu avx avx2 avx512f avx512_bf16", "AVX-512 with bfloat16"),
+        ("flags\t\t: fpu avx2 avx512f", "AVX-512 without bfloat16"),
+        ("processor : 0\nflags : avx2", "AVX2 without bfloat16"),
+        ("Features : fp asimd bf16", ""),
+    ],
+)
+def test_cores__the_processors_instructions_are_named(flags, named):
+    assert host.instructions(f"{flags}\n") == named
+
+
 def test_cores__held_back_by_a_control_group_or_with_more_threads_than_cores_are_a_warning(monkeypatch):
     monkeypatch.setattr(host, "_cpu_quota", lambda: 0.5)
     assert "allows 0.5 cores' time" in host.cores().evidence

@@ -28,11 +28,23 @@ def server(checkpoints, tmp_path_factory):
 
 
 @pytest.fixture
-def engine(server, checkpoints, tmp_path):
+def start_engine(server, checkpoints, tmp_path):
+    """Start engines of the server, as a run's producers do."""
     settings = {"model": str(checkpoints["untied"][0]), "max_model_len": 256, "weights_dir": str(tmp_path)}
-    engine = HostedEngine(server.url, settings)
-    yield engine
-    engine.shutdown()
+    engines = []
+
+    def start():
+        engines.append(HostedEngine(server.url, settings))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.shutdown()
+
+
+@pytest.fixture
+def engine(start_engine):
+    return start_engine()
 
 
 def ask(server, path, body):
@@ -83,6 +95,13 @@ def test_a_tied_model_needs_the_loader_on_the_cpu(checkpoints, tmp_path):
         with pytest.raises(ConfigError, match=f"--worker-extension-cls {LOADER}"):
             check_server(asker, checkpoints["tied"][0], dtype="float32", max_model_len=256, timeout_s=10.0)
         asker.close()
+
+
+def test_a_server_that_a_killed_run_has_left_paused_samples_for_another(server, start_engine):
+    ask(server, "/pause?mode=keep", {})
+    engine = start_engine()
+    engine.submit(request("one", PROMPT))
+    assert engine.result("one", 60.0).error is None
 
 
 def test_another_program_that_changes_the_weights_is_noticed_at_the_next_token(engine, server):

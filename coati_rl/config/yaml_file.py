@@ -8,7 +8,6 @@ import yaml
 
 from coati_rl.config.sections import JobConfig
 from coati_rl.errors import ConfigError
-from coati_rl.yaml_text import Loader
 
 
 def read_yaml(path: Path, job: type[JobConfig]) -> dict[str, Any]:
@@ -18,7 +17,7 @@ def read_yaml(path: Path, job: type[JobConfig]) -> dict[str, Any]:
     given twice.
     """
     try:
-        loader = Loader(path.read_text(encoding="utf-8"))
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         node = loader.get_single_node()
         keys = [*_keys(node, job)] if isinstance(node, yaml.MappingNode) else []  # before merge keys (<<) are resolved
         values = {} if node is None else loader.construct_document(node)

@@ -11,7 +11,7 @@ from coati_rl.types import Problem
 from rewards import RewardPool
 
 FIVE = Problem(ground_truth="5")
-# "sleep 1.5" takes 1.5 s of the clock, "compute 1.5" as much of a core. Each call leaves a line in the file `calls`.
+# "sleep 1.5" takes 1.5 s of the clock, "compute 1.5" as much of a core. Each other call leaves a line in the file `calls`.
 SOURCE = """
 import asyncio, os, pathlib, time
 
@@ -20,7 +20,8 @@ def note(call):
         calls.write(f"{call}\\n")
 
 def score(response, ground_truth):
-    note(response[:20])
+    if not response.startswith("compute"):  # which waits for a core alone, and not for a busy disk
+        note(response[:20])
     if response.startswith("sleep"):
         time.sleep(float(response.split()[1]))
     if response.startswith("compute"):

@@ -13,7 +13,7 @@ _Dumper: type[yaml.SafeDumper] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 def parse_yaml(text: str) -> Any:
     """Return a document's value. Raises: yaml.YAMLError; ValueError for dates that do not exist."""
     with suppress(yaml.YAMLError, UnicodeError):
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 # it is a safe one
+        return yaml.load(text, Loader=_Loader)  # it is a safe one
     return yaml.safe_load(text)  # libyaml refuses halves of characters (surrogates), which names of files may have
 
 

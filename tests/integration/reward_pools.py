@@ -11,7 +11,7 @@ from coati_rl.types import Problem
 from rewards import RewardPool
 
 FIVE = Problem(ground_truth="5")
-# "sleep 1.5" takes 1.5 s of the clock, "compute 1.5" as much of a core. Each other call leaves a line in the file `calls`.
+# "sleep 1.5" takes 1.5 s of the clock, "compute 1.5" as much of a core. Each other call is a line in the file `calls`.
 SOURCE = """
 import asyncio, os, pathlib, time
 

@@ -97,7 +97,8 @@ class Worker(asyncio.Protocol):
                 scores.append(await self._score(started + limit_s))
             except TimeoutError:
                 ran_s, waited_s = (now - then for now, then in zip(self._core_times_s(), before, strict=True))
-                is_starved = ran_s < _MIN_RUN_FRACTION * timeout_s and waited_s > limit_s / 2
+                waits = waited_s > limit_s / 2 or self._waits_for_a_core()  # one that goes on is not counted yet
+                is_starved = ran_s < _MIN_RUN_FRACTION * timeout_s and waits
                 if not is_starved or limit_s >= _MAX_STRETCH * timeout_s:
                     raise
                 limit_s += timeout_s / 10
@@ -172,6 +173,14 @@ class Worker(asyncio.Protocol):
         except (OSError, ValueError):
             return 0.0, 0.0
         return int(ran) / 1e9, int(waited) / 1e9
+
+    def _waits_for_a_core(self) -> bool:
+        """Return whether its first thread would run if a core were free; False if the kernel does not say."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb", buffering=0) as file:
+                return file.read(4096).rpartition(b")")[2].split()[0] == b"R"
+        except (OSError, IndexError):
+            return False
 
 
 class ForkServer:

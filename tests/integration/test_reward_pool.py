@@ -107,6 +107,24 @@ def test_a_response_that_others_keep_from_the_cores_is_not_late(own: Own, monkey
     assert (late.verdict, late.detail) == ("invalid", LATE)
 
 
+def test_a_response_whose_worker_has_no_core_for_the_whole_limit_is_not_late(own: Own) -> None:
+    """The kernel counts a wait when it ends, so that this one is not counted when the limit is over."""
+    with RewardPool(own.score, timeout_s=LIMIT_S) as pool:
+        (pid,) = ready_workers(pool)
+        core = min(os.sched_getaffinity(0))
+        os.sched_setaffinity(pid, {core})
+        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))  # 3 parts of 1,027 of the core
+        burn = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
+        with subprocess.Popen([sys.executable, "-S", "-c", burn], stdout=subprocess.PIPE) as burner:
+            assert burner.stdout is not None
+            burner.stdout.readline()
+            submitted = pool.submit(["compute 0.02"], FIVE)
+            time.sleep(3 * LIMIT_S)
+            burner.kill()
+            (score,) = submitted.result(60)
+    assert (score.verdict, score.detail) == ("wrong", "")
+
+
 def test_samples_of_a_killed_worker_are_scored_again(one_worker: RewardPool, own: Own) -> None:
     (pid,) = ready_workers(one_worker)
     future = one_worker.submit(["5", "sleep 600", "6"], FIVE)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -83,27 +84,34 @@ def test_the_time_limit_counts_from_when_a_response_starts_to_run(one_worker: Re
     assert own.calls() == ["sleep 600", "sleep 600", "sleep 0.1", "sleep 0.1"]
 
 
+@contextmanager
+def others_on_the_core_of(pid: int, count: int) -> Iterator[None]:
+    """Keep a process on one core, on which so many others compute in the meantime."""
+    core = min(os.sched_getaffinity(0))
+    os.sched_setaffinity(pid, {core})
+    burn = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
+    burners = [subprocess.Popen([sys.executable, "-S", "-c", burn], stdout=subprocess.PIPE) for _ in range(count)]
+    try:
+        for burner in burners:
+            assert burner.stdout is not None
+            burner.stdout.readline()
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.communicate()
+
+
 def test_a_response_that_others_keep_from_the_cores_is_not_late(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_MAX_STRETCH", 100)  # for a machine that is busy besides
     with RewardPool(own.score, timeout_s=LIMIT_S) as pool:
         (pid,) = ready_workers(pool)
-        core = min(os.sched_getaffinity(0))
-        os.sched_setaffinity(pid, {core})
-        burn = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
-        burners = [subprocess.Popen([sys.executable, "-S", "-c", burn], stdout=subprocess.PIPE) for _ in range(25)]
-        try:
-            for burner in burners:
-                assert burner.stdout is not None
-                burner.stdout.readline()
+        with others_on_the_core_of(pid, 25):
             started = time.monotonic()
             # With a 26th of a core: 0.78 s on the clock. What takes more than a fifth of the limit, 0.1 s, is late.
             (score,) = pool.submit(["compute 0.03"], FIVE).result(60)
             assert time.monotonic() - started > LIMIT_S
             (late,) = pool.submit(["compute 60"], FIVE).result(60)
-        finally:
-            for burner in burners:
-                burner.kill()
-                burner.communicate()
     assert (score.verdict, score.detail) == ("wrong", "")
     assert (late.verdict, late.detail) == ("invalid", LATE)
 
@@ -115,17 +123,11 @@ def test_a_response_whose_worker_has_no_core_at_the_end_of_its_limit_is_not_late
     monkeypatch.setattr(workers, "_MAX_STRETCH", 100)
     with RewardPool(own.score, timeout_s=SHORT_S) as pool:
         (pid,) = ready_workers(pool)
-        core = min(os.sched_getaffinity(0))
-        os.sched_setaffinity(pid, {core})
         os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))  # 3 parts of 1,027: a slice each half second
-        burn = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
-        with subprocess.Popen([sys.executable, "-S", "-c", burn], stdout=subprocess.PIPE) as burner:
-            assert burner.stdout is not None
-            burner.stdout.readline()
+        with others_on_the_core_of(pid, 1):
             submitted = pool.submit(["compute 0.015"], FIVE)
             time.sleep(5 * SHORT_S)
-            burner.kill()
-            (score,) = submitted.result(60)
+        (score,) = submitted.result(60)
     assert (score.verdict, score.detail) == ("wrong", "")
 
 

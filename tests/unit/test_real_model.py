@@ -19,14 +19,9 @@ from real_model_report import MIN_GAIN, Results, draw, read_results, table
 
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
+from tests.unit.recorded_script import ENVIRONMENT, recorded_calls
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "real_model.sh"
-ENVIRONMENT = """
-REPOSITORY="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
-PYTHON="$REPOSITORY/python"
-VENV="$REPOSITORY/.venv"
-DEVICE=cpu
-"""
 # Appends its arguments as one line, separated by tabs; makes the model's folder; fails if they have the word in `fail`.
 PROGRAM = """#!/usr/bin/env bash
 (IFS=$'\\t'; printf '%s\\n' "$*" >>calls)
@@ -49,8 +44,10 @@ def repository(tmp_path: Path) -> Path:
     for script in (SCRIPT, SCRIPT.with_name("stages.sh")):
         shutil.copy(script, tmp_path / "scripts")
     (tmp_path / "scripts" / "environment.sh").write_text(ENVIRONMENT)
-    (tmp_path / "python").write_text(PROGRAM)
-    (tmp_path / "python").chmod(0o755)
+    program = tmp_path / ".venv" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
     return tmp_path
 
 
@@ -59,27 +56,23 @@ def run(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([script, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
-def calls(repository: Path) -> list[list[str]]:
-    return [line.split("\t") for line in (repository / "calls").read_text().splitlines()]
-
-
 def test_the_model_is_fetched_once_and_each_run_is_reported(repository: Path) -> None:
     first = run(repository)
     assert first.returncode == 0, first.stderr
     model = "runs/real-model/SmolLM2-135M-Instruct"
-    get, task, train, report = calls(repository)
+    get, task, train, report = recorded_calls(repository)
     assert get == ["scripts/smollm2.py", model]
     assert task == ["scripts/instruction_task.py", "runs/real-model", "--seed", "0"]
     assert train[:3] == ["rl_example.py", "--model", model]
     assert report == ["scripts/real_model_report.py", train[train.index("--run-dir") + 1]]
     assert "memory in use at the peak, above what was in use before: " in first.stdout
     assert run(repository).returncode == 0
-    assert [call[0] for call in calls(repository)[4:]] == [task[0], train[0], report[0]]
+    assert [call[0] for call in recorded_calls(repository)[4:]] == [task[0], train[0], report[0]]
 
 
 def test_the_training_command_is_accepted_with_flags_of_ones_own(repository: Path) -> None:
     assert run(repository, "--max-steps", "3").returncode == 0
-    (train,) = [arguments for program, *arguments in calls(repository) if program == "rl_example.py"]
+    (train,) = [arguments for program, *arguments in recorded_calls(repository) if program == "rl_example.py"]
     config, _ = parse(train)
     check(config)
     assert config.data.max_steps == 3
@@ -94,7 +87,7 @@ def test_a_model_that_cannot_be_had_ends_the_script_with_the_reason(repository: 
     assert failed.stderr == "the reason\n[real_model] failed in phase: model\n"
     (repository / "fail").unlink()
     assert run(repository).returncode == 0
-    assert [call[0] for call in calls(repository)].count("scripts/smollm2.py") == 2
+    assert [call[0] for call in recorded_calls(repository)].count("scripts/smollm2.py") == 2
 
 
 def test_a_training_that_fails_is_not_reported_and_leaves_no_process(repository: Path) -> None:
@@ -102,7 +95,7 @@ def test_a_training_that_fails_is_not_reported_and_leaves_no_process(repository:
     failed = run(repository)  # returns only if nothing holds its output open
     assert failed.returncode == 7
     assert failed.stderr == "the reason\n[real_model] failed in phase: training\n"
-    assert calls(repository)[-1][0] == "rl_example.py"
+    assert recorded_calls(repository)[-1][0] == "rl_example.py"
 
 
 def test_files_with_other_digests_are_refused_by_pip() -> None:

@@ -116,7 +116,11 @@ RECIPES = {
             "RL of TRL": answers("eval-trl-rl-*.jsonl"),
         },
         claims=[Claim(better="RL", worse="as it comes", gain=0.3)],
-        others={"held-out pairs in order": evaluated("reward-model-[0-9]*", key="rewards/accuracies")},
+        others={
+            "after half the steps of RL": evaluated("rl-[0-9]*", place=1),
+            "and of TRL": answers("half-trl-rl-*.jsonl"),
+            "held-out pairs in order": evaluated("reward-model-[0-9]*", key="rewards/accuracies"),
+        },
         curves={
             "Coati-RL": curve_of("rl-[0-9]*", "metrics.jsonl", "reward_mean"),
             "TRL": curve_of_trl("trl-rl-*", "reward"),
@@ -134,6 +138,10 @@ RECIPES = {
             Claim(better="SFT, RL", worse="SFT", gain=0.5),
             Claim(better="SFT, RL", worse="the same\nwithout the tool", gain=0.5),
         ],
+        others={
+            "after half the steps of RL": evaluated("rl-[0-9]*", place=1),
+            "and of TRL": evaluated("half-trl-tools-[0-9]*", place=0),
+        },
         curves={
             "Coati-RL": curve_of("rl-[0-9]*", "metrics.jsonl", "reward_mean"),
             "TRL": curve_of_trl("trl-tools-*", "reward"),
@@ -188,7 +196,7 @@ def main() -> int:
     given = parser.parse_args()
     root, recipe = given.root, RECIPES[given.recipe]
     accuracies = {name: values for name, read in recipe.accuracies.items() if (values := read(root))}
-    others = {name: read(root) for name, read in recipe.others.items()}
+    others = {name: values for name, read in recipe.others.items() if (values := read(root))}
     stages = sorted((root / "stages").glob("*.json"), key=lambda path: path.stat().st_mtime)
     seconds = {path.stem: json.loads(path.read_text(encoding="utf-8"))["seconds"] for path in stages}
     draw(recipe, accuracies, root, root / f"{given.recipe}.png")

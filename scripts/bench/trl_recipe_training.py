@@ -34,13 +34,15 @@ from trl_environment import HAS_BF16
 Settings = dict[str, Any]
 
 OPTIMIZER: Settings = {"weight_decay": 0.01, "max_grad_norm": 1.0, "warmup_steps": 4, "bf16": HAS_BF16, "use_cpu": True}
-LOGGING: Settings = {"save_strategy": "no", "report_to": "none", "logging_steps": 1, "disable_tqdm": True}
+LOGGING: Settings = {"report_to": "none", "logging_steps": 1, "disable_tqdm": True}
 PAIRS: Settings = {"per_device_train_batch_size": 16, "num_train_epochs": 2, "learning_rate": 5e-5, "max_length": 160}
-LINEAR: Settings = {"lr_scheduler_type": "linear", "gradient_checkpointing": False, "dataloader_drop_last": True}
+LINEAR: Settings = {
+    "lr_scheduler_type": "linear", "gradient_checkpointing": False, "dataloader_drop_last": True, "save_strategy": "no",
+}  # fmt: skip
 ROLLOUTS: Settings = {
     "per_device_train_batch_size": 32, "gradient_accumulation_steps": 2, "num_generations": 8, "max_steps": 30,
     "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
-    "loss_type": "grpo", "gradient_checkpointing": False,
+    "loss_type": "grpo", "gradient_checkpointing": False, "save_steps": 15, "save_only_model": True,
 }  # fmt: skip
 OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

@@ -1,7 +1,5 @@
 """Test that wrong weights are not served, lost producers are replaced, and a hanging or dead trainer ends the run."""
 
-import time
-
 import psutil
 import pytest
 
@@ -20,19 +18,11 @@ def run(make_tiny, start_shared_run, flags, tmp_path_factory):
     run.wait_for_step(4)
     (run.stopped,) = run.processes("ray::FaultyProducer")
     run.stopped.suspend()
-    wait_for_text(run, "producer 1 lost: no sign of life for", timeout_s=HEARTBEAT_S + 60)
+    run.wait_for_text("producer 1 lost: no sign of life for", timeout_s=HEARTBEAT_S + 60)
     run.wait_for_step(len(run.records()) + 2)
     cue.write_text("0")
     run.wait(PHASE_S + 60)
     return run
-
-
-def wait_for_text(run, text, timeout_s):
-    deadline = time.monotonic() + timeout_s
-    while text not in run.text():
-        assert run.process.poll() is None, run.text()
-        assert time.monotonic() < deadline, run.text()
-        time.sleep(0.2)
 
 
 def test_a_spoiled_update_is_refused_by_name(run):

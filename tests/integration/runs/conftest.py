@@ -145,10 +145,18 @@ class Run:
 
     def wait_for_step(self, step: int, timeout_s: float = PATIENCE_S) -> None:
         """Wait until an optimizer step is recorded."""
+        self.wait_until(lambda: len(self.records()) >= step, timeout_s)
+
+    def wait_for_text(self, *texts: str, timeout_s: float = PATIENCE_S) -> None:
+        """Wait until the terminal has shown all these texts."""
+        self.wait_until(lambda: all(text in self.text() for text in texts), timeout_s)
+
+    def wait_until(self, is_so: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
+        """Wait, while the run goes on."""
         deadline = time.monotonic() + timeout_s
-        while len(self.records()) < step:
+        while not is_so():
             assert self.process.poll() is None, self.text()
-            assert time.monotonic() < deadline, f"step {step} did not come:\n{self.text()}"
+            assert time.monotonic() < deadline, f"not within {timeout_s} s:\n{self.text()}"
             time.sleep(0.2)
 
     def processes(self, name: str = "") -> list[psutil.Process]:

@@ -1,7 +1,5 @@
 """A real run of episodes of several turns with vLLM, whose producer is killed in the middle of one."""
 
-import time
-
 import pytest
 
 from tests.integration.runs.records import assert_complete, assert_engine_and_trainer_agree, read_rollouts
@@ -38,10 +36,7 @@ def test_a_producer_that_is_killed_in_mid_episode_is_replaced_and_every_prompt_i
     environment = ["--env", f"{tmp_path}/asks.py:Asks", "--env-isolation", "process", "--max-turns", 4]
     sizes = ["-mpt", 128, "--max-episode-tokens", 320, "--max-steps", 2]
     run = start_run(*flags(make_tiny(tied=True)), "-rt", "env", *environment, *sizes)
-    deadline = time.monotonic() + 300
-    while not (tmp_path / "waits").exists():
-        assert run.process.poll() is None and time.monotonic() < deadline, run.text()
-        time.sleep(0.1)
+    run.wait_until((tmp_path / "waits").exists)
     (victim,) = run.processes("ray::ProducerActor")
     assert run.processes("episode_process") and run.processes("sleep 3127")
     victim.kill()

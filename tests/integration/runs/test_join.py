@@ -40,13 +40,6 @@ def preempt(joined):
         process.terminate()
 
 
-def wait_for(run, text, number, *, within_s=240):
-    deadline = time.monotonic() + within_s
-    while run.text().count(text) < number:
-        assert run.process.poll() is None and time.monotonic() < deadline, run.text()
-        time.sleep(0.2)
-
-
 def test_producers_join_and_leave_with_their_node_and_no_prompt_is_lost(nodes, make_tiny, flags, tmp_path):
     job = flags(make_tiny(tied=True), trainers=1, inferencers=1)
     run = nodes.run(
@@ -57,11 +50,11 @@ def test_producers_join_and_leave_with_their_node_and_no_prompt_is_lost(nodes, m
     try:
         for cycle in range(1, CYCLES + 1):
             joined = join(nodes, tmp_path / "join.log")
-            wait_for(run, f"\nproducer {cycle} has joined", 1)
+            run.wait_for_text(f"\nproducer {cycle} has joined")
             time.sleep(STAYS_S)
             preempt(joined)
             assert joined.wait(60) == 0, (tmp_path / "join.log").read_text()
-            wait_for(run, f"\nproducer {cycle} has left: its node goes", 1, within_s=60)
+            run.wait_for_text(f"\nproducer {cycle} has left: its node goes", timeout_s=60)
             time.sleep(STAYS_S)
     finally:
         run.interrupt()

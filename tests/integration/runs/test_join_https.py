@@ -101,13 +101,6 @@ def set_pace(directory, seconds):
     new.rename(directory / "pace")
 
 
-def wait_until(is_so, text, *, process, within_s=PATIENCE_S):
-    deadline = time.monotonic() + within_s
-    while not is_so():
-        assert process.poll() is None and time.monotonic() < deadline, text()
-        time.sleep(0.1)
-
-
 @pytest.fixture
 def machines():
     """Joined machines; those that a failing test leaves are ended."""
@@ -160,8 +153,7 @@ def test_machines_join_leave_are_killed_and_stopped_and_no_prompt_is_lost(
     stopped.worker().suspend()
     assert killed.process.wait(LEAVE_S) == 1, killed.text()
     for end in ("is killed", "is stopped"):
-        line = f"producer {numbers[end]} lost: "
-        wait_until(lambda line=line: line in run.text(), run.text, process=run.process)
+        run.wait_for_text(f"producer {numbers[end]} lost: ")
     stopped.worker().resume()
     assert stopped.process.wait(LEAVE_S) == 1, stopped.text()
     refused(run, port, machines, tmp_path, model=model, cert=cert, other_model=make_tiny(tied=False))

@@ -53,6 +53,14 @@ class Usage:
         """Return the wall time since the start."""
         return time.monotonic() - self._started
 
+    def can_run(self) -> bool:
+        """Return whether a thread runs, or waits for a core: the kernel counts a wait only when it ends."""
+        return any(
+            self._is_running(f"{process}/task/{thread}/stat")
+            for process in self._processes()
+            for thread in self._list(f"{process}/task")
+        )
+
     def sample(self) -> None:
         """Take a sample and update the fields."""
         wall_s = self.seconds()

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -17,6 +16,7 @@ from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem
 from rewards import RewardPool
 from rewards.workers import worker as workers
+from tests.busy_cores import another_first_on_the_core_of, others_on_the_core_of
 from tests.integration.reward_pools import FIVE, Own, has_ended, ready_workers, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -84,24 +84,6 @@ def test_the_time_limit_counts_from_when_a_response_starts_to_run(one_worker: Re
     assert own.calls() == ["sleep 600", "sleep 600", "sleep 0.1", "sleep 0.1"]
 
 
-@contextmanager
-def others_on_the_core_of(pid: int, count: int) -> Iterator[None]:
-    """Keep a process on one core, on which so many others compute in the meantime."""
-    core = min(os.sched_getaffinity(0))
-    os.sched_setaffinity(pid, {core})
-    burn = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
-    burners = [subprocess.Popen([sys.executable, "-S", "-c", burn], stdout=subprocess.PIPE) for _ in range(count)]
-    try:
-        for burner in burners:
-            assert burner.stdout is not None
-            burner.stdout.readline()
-        yield
-    finally:
-        for burner in burners:
-            burner.kill()
-            burner.communicate()
-
-
 def test_a_response_that_others_keep_from_the_cores_is_not_late(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_MAX_STRETCH", 100)  # for a machine that is busy besides
     with RewardPool(own.score, timeout_s=LIMIT_S) as pool:
@@ -123,8 +105,7 @@ def test_a_response_whose_worker_has_no_core_at_the_end_of_its_limit_is_not_late
     monkeypatch.setattr(workers, "_MAX_STRETCH", 100)
     with RewardPool(own.score, timeout_s=SHORT_S) as pool:
         (pid,) = ready_workers(pool)
-        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))  # 3 parts of 1,027: a slice each half second
-        with others_on_the_core_of(pid, 1):
+        with another_first_on_the_core_of(pid):
             submitted = pool.submit(["compute 0.015"], FIVE)
             time.sleep(5 * SHORT_S)
         (score,) = submitted.result(60)

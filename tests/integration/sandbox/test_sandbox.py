@@ -4,12 +4,15 @@ import os
 import re
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from coati_rl.sandbox import Limits, Outcome, Sandbox
+from tests.busy_cores import another_first_on_the_core_of
 from tests.integration.sandbox.ordinary_programs import FUNCTIONS, PROGRAMS
-from tests.integration.sandbox.running import end_of, once_decided
+from tests.integration.sandbox.running import end_of, once_decided, own_processes
 
 LIMITS = Limits(cpu_s=5)
 
@@ -103,6 +106,21 @@ thread.join()
             burner.wait()
     assert (outcome.end, outcome.output) == ("exit", b"x\n")
     assert outcome.wall_s - outcome.waited_s < 2
+
+
+def test_a_thread_that_has_no_core_at_the_end_of_its_limit_is_not_late(sandbox: Sandbox) -> None:
+    """The kernel counts a wait when it ends; this one goes on, after as much sleep as the limit is long."""
+    source = "import time\ntime.sleep(1.1)\nwhile time.process_time() < 0.2: pass"
+    run(sandbox, "")  # it has started
+    others = set(own_processes())
+    with ThreadPoolExecutor() as threads:
+        ended = threads.submit(run, sandbox, source, limits=Limits(cpu_s=0.3))
+        while not (started := set(own_processes()) - others):
+            time.sleep(0.001)
+        (program,) = started
+        with another_first_on_the_core_of(program):
+            time.sleep(3)
+    assert end_of(ended.result()) == "exit 0"
 
 
 def test_a_limit_on_the_clock_says_nothing_of_the_program(sandbox: Sandbox) -> None:

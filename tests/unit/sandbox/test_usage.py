@@ -141,6 +141,13 @@ def test_the_time_before_a_program_ran_again_is_no_room_for_a_later_wait(proc: P
     assert usage.waited_s == pytest.approx(0.02)
 
 
+@pytest.mark.parametrize(("states", "can_run"), [("SR", True), ("SS", False), ("TD", False)])
+def test_a_program_can_run_if_one_of_its_threads_can(proc: Proc, states: str, can_run: bool) -> None:
+    for pid, state in enumerate(states, start=7):
+        proc.show(pid, state=state, threads={pid: (5, 0)})
+    assert proc.sample(0.02).can_run() is can_run
+
+
 def test_sleeping_is_no_waiting(proc: Proc) -> None:
     proc.show(7, threads={7: (5, 0)})
     usage = proc.sample(2.0)

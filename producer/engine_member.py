@@ -1,6 +1,7 @@
 """Hold one engine for a caller that asks for completions and replaces weights by calls, without a rollout loop."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 from typing import Any
 
 import numpy as np
@@ -45,12 +46,11 @@ class EngineMember:
     def generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[list[dict[str, Any]]]:
         """Return the fields of each request's completions. Raises: EngineError."""
         futures = [self._engine.submit(request) for request in requests]
-        try:
-            results = [future.result(timeout=timeout_s) for future in futures]
-        except TimeoutError:
+        if wait(futures, timeout_s).not_done:
             for request in requests:
                 self._engine.abort(request.request_id)
-            raise EngineError(f"{len(requests)} prompts were not answered within {timeout_s:g} s") from None
+            raise EngineError(f"{len(requests)} prompts were not answered within {timeout_s:g} s")
+        results = [future.result() for future in futures]
         if refused := [result.error for result in results if result.error]:
             raise EngineError(f"{len(refused)} of {len(requests)} prompts are refused: {refused[0]}")
         return [[{name: getattr(each, name) for name in _FIELDS} for each in r.completions] for r in results]

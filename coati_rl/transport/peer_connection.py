@@ -55,7 +55,7 @@ class PeerConnection:
         if self._failure is None and not self._has_left:
             try:
                 self._read()
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:  # of a process that may be none of ours
                 self._failure = f"lost {self.peer}: {error}"
         return self._failure
 
@@ -142,7 +142,7 @@ class PeerHub:
         return True
 
     def _is_secret(self, received: str) -> bool:
-        return compare_digest(received.encode(), self._secret.encode())
+        return compare_digest(received.encode(errors="replace"), self._secret.encode())
 
 
 def join_hub(

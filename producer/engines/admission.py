@@ -13,6 +13,8 @@ import numpy as np
 from coati_rl.types import Completion, GenerationRequest, GenerationResult
 from producer.engines.token_stream import TokenStream
 
+_MIN_SEED, _MAX_SEED = -(2**63), 2**63 - 1  # of torch's and vLLM's generators; sample i has a request's seed + i
+
 
 class RequestRefusedError(ValueError):
     """Report that this request cannot be served; the engine stays usable."""
@@ -113,6 +115,8 @@ def check_request(request: GenerationRequest, *, vocab_size: int, max_model_len:
             f"temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}: "
             "need at least 0, in (0, 1], and None or at least 1"
         )
+    if sampling.seed is not None and not _MIN_SEED <= sampling.seed <= _MAX_SEED - request.num_samples:
+        raise RequestRefusedError(f"seed {sampling.seed}: must be an integer of 64 bits")
     if not 0.0 <= sampling.min_p <= 1.0 or sampling.repetition_penalty <= 0.0:
         raise RequestRefusedError(
             f"min_p {sampling.min_p}, repetition_penalty {sampling.repetition_penalty}: need in [0, 1], and above 0"

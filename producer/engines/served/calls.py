@@ -65,10 +65,13 @@ class ServerCalls(Protocol):
         """Stop between two steps; requests stay, and go on after `resume`."""
 
     def reload(self, directory: str, version: str) -> None:
-        """Load the safetensors files of a directory, whose weights have a name."""
+        """Load the safetensors files of a directory, and give its weights a name."""
 
     def checksums(self) -> dict[str, set[str]]:
         """Return the digests that its ranks compute of each parameter, by name."""
 
-    def resume(self, version: str) -> None:
+    def name(self, version: str) -> None:
+        """Name the weights that it has."""
+
+    def resume(self) -> None:
         """Forget what was computed with other weights, and go on. Raises: EngineError too, if it has not forgotten."""

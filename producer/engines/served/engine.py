@@ -124,7 +124,9 @@ class _ServedCore:
         max_new_tokens = min(request.sampling.max_new_tokens, self.max_model_len - len(request.token_ids))
         body = self._calls.generate_body(request, server_id, max_new_tokens=max_new_tokens)
         num_bytes = (1 << 20) + self._calls.bytes_of_token(request) * num_choices(request) * max_new_tokens
-        reply = self._server.start(self._calls.generate_path, body, timeout_s=_GENERATE_S, max_reply_bytes=num_bytes)
+        reply = self._server.start(
+            self._calls.generate_path, body, timeout_s=_GENERATE_S, max_reply_bytes=num_bytes, is_completion=True
+        )
         self._running[request.request_id] = _Sent(request=request, request_id=server_id, stream=stream, reply=reply)
         reply.add_done_callback(lambda _: self._replied.put(request.request_id))
 
@@ -168,7 +170,11 @@ class _ServedCore:
         number = self._num_sent
         body = self._calls.probe_body(token_ids, self._new_id())
         reply = self._server.start(
-            self._calls.generate_path, body, timeout_s=_GENERATE_S, max_reply_bytes=(1 << 20) + 1024 * len(token_ids)
+            self._calls.generate_path,
+            body,
+            timeout_s=_GENERATE_S,
+            max_reply_bytes=(1 << 20) + 1024 * len(token_ids),
+            is_completion=False,
         )
         self._probes[number] = token_ids, answer, reply
         reply.add_done_callback(lambda _: self._replied.put(number))

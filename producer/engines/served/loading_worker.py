@@ -20,6 +20,8 @@ class LoadingWorker:
     model_config: Any
     vllm_config: Any
 
+    coati_digest = ""  # of what was loaded last
+
     def coati_load(self, path: str, names: str) -> str:
         """Load a file of all weights; no step may be running.
 
@@ -37,4 +39,9 @@ class LoadingWorker:
             return f"{type(error).__name__}: {error}"
         digest = host_digest(tensors)
         load_model_weights(self, tensors)
+        self.coati_digest = digest
         return digest
+
+    def coati_loaded(self) -> str:
+        """Return the digest of what was loaded last; empty in a process that has only what it was started with."""
+        return self.coati_digest

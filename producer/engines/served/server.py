@@ -19,7 +19,8 @@ from coati_rl.text import shorten
 
 LOST_AFTER_S = 20.0  # without an answer about its health a server is lost
 _WATCH_S = 2.0  # between two questions
-_MAX_CONNECTIONS = 1024
+_NUM_COMPLETIONS = 1024  # at a time; further ones wait here
+_NUM_OTHER_CALLS = 16  # beside them: health, weights and probes do not wait for completions
 _REPLY_BYTES = 8 << 20  # of what is no completion
 _GRACE_S = 5.0
 _HEADERS = {"Content-Type": "application/json"}
@@ -32,17 +33,17 @@ class Server:
         """Start the thread; nothing is sent. `url`: http://HOST:PORT, without a slash at its end."""
         self.url = url
         self._loop = asyncio.new_event_loop()
-        self._client: httpx2.AsyncClient | None = None  # made in the loop
+        self._clients: dict[int, httpx2.AsyncClient] = {}  # by how many connections they have at most; made in the loop
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-server", daemon=True)
         self._thread.start()
         self._tasks: set[Future[Any]] = set()
 
     def start(
-        self, path: str, body: Any, *, timeout_s: float, max_reply_bytes: int = _REPLY_BYTES
+        self, path: str, body: Any, *, timeout_s: float, max_reply_bytes: int, is_completion: bool
     ) -> "Future[dict[str, Any]]":
         """Post a JSON body without waiting. Returns: a future of the reply's object; it fails with HttpCallError."""
-        content = json.dumps(body).encode()
-        return self._submit(self._call("POST", path, content, timeout_s, max_reply_bytes))
+        content, num = json.dumps(body).encode(), _NUM_COMPLETIONS if is_completion else _NUM_OTHER_CALLS
+        return self._submit(self._call("POST", path, content, timeout_s, max_reply_bytes, num_connections=num))
 
     def post(self, path: str, body: Any = None, *, timeout_s: float) -> dict[str, Any]:
         """Post a JSON body, or none, and wait. Returns: the reply's object, or {}. Raises: HttpCallError."""
@@ -71,8 +72,8 @@ class Server:
     async def _end(self) -> None:
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         await asyncio.wait(others, timeout=_GRACE_S / 2) if others else None
-        if self._client is not None:
-            await self._client.aclose()
+        for client in self._clients.values():
+            await client.aclose()
         self._loop.call_soon(self._loop.stop)
 
     def _submit(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
@@ -91,11 +92,19 @@ class Server:
             raise HttpCallError("the server is lost, or no longer used") from None
 
     async def _call(
-        self, method: str, path: str, content: bytes | None, timeout_s: float, max_reply_bytes: int
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        timeout_s: float,
+        max_reply_bytes: int,
+        *,
+        num_connections: int = _NUM_OTHER_CALLS,
     ) -> dict[str, Any]:
-        self._client = self._client or new_client(_MAX_CONNECTIONS)
+        if num_connections not in self._clients:
+            self._clients[num_connections] = new_client(num_connections)
         reply = await call(
-            self._client,
+            self._clients[num_connections],
             method,
             f"{self.url}{path}",
             deadline=monotonic() + timeout_s,
@@ -109,7 +118,7 @@ class Server:
         while True:
             try:
                 await self._call("GET", path, None, LOST_AFTER_S, _REPLY_BYTES)
-            except HttpCallError as error:
+            except Exception as error:  # noqa: BLE001  a server that nothing watches is not found lost
                 on_lost(str(error))
                 for waiting in list(self._tasks):  # a commit in this moment must not wait for it to the end
                     waiting.cancel()
@@ -121,7 +130,7 @@ def _object(reply: bytes, path: str) -> dict[str, Any]:
     """Return a reply's JSON object, a list as {"items": list}. Raises: CallRefusedError for anything else."""
     try:
         value = json.loads(reply) if reply.strip() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CallRefusedError(f"{path} answered no JSON: {shorten(error, 120)}") from error
     if isinstance(value, list):
         return {"items": value}

@@ -37,8 +37,11 @@ class SglangCalls:
 
     def begin(self, version: str) -> None:
         """See `ServerCalls`; requests of others end here."""
+        self.name(version)
+        self.resume()
+
+    def name(self, version: str) -> None:
         self._server.post("/update_weight_version", {"new_version": version}, timeout_s=SHORT_S)
-        self.resume(version)
 
     def generate_body(self, request: GenerationRequest, request_id: str, *, max_new_tokens: int) -> dict[str, Any]:
         sampling, num_samples = request.sampling, num_choices(request)
@@ -129,7 +132,7 @@ class SglangCalls:
             raise CallRefusedError("/weights_checker answered no checksums") from None
         return found
 
-    def resume(self, version: str) -> None:
+    def resume(self) -> None:
         self._server.post("/continue_generation", {"torch_empty_cache": False}, timeout_s=SHORT_S)
 
 

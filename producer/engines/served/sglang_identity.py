@@ -42,7 +42,7 @@ def sglang_answers(
             digest_digits=_DIGEST_DIGITS if settings["device"] == "cpu" else 0,
         )
         calls = SglangCalls(server, has_seeds=facts.has_seeds)
-        calls.resume("")  # a run that was killed in a commit has paused it
+        calls.resume()  # a run that was killed in a commit has paused it
         parameters = calls.checksums().keys()
         first, second = _highest_logprobs(server)
     except (HttpCallError, LookupError, TypeError, ValueError) as error:

@@ -28,8 +28,11 @@ class VllmCalls:
         self._server = server
 
     def begin(self, version: str) -> None:
-        self._server.post("/update_weight_version", {"new_version": version}, timeout_s=SHORT_S)
+        self.name(version)
         self._server.post("/resume", timeout_s=SHORT_S)
+
+    def name(self, version: str) -> None:
+        self._server.post("/update_weight_version", {"new_version": version}, timeout_s=SHORT_S)
 
     def generate_body(self, request: GenerationRequest, request_id: str, *, max_new_tokens: int) -> dict[str, Any]:
         sampling = request.sampling
@@ -91,6 +94,7 @@ class VllmCalls:
     def reload(self, directory: str, version: str) -> None:
         call = {"method": "reload_weights", "kwargs": {"weights_path": directory}}
         self._server.post("/collective_rpc", call, timeout_s=LOAD_S)
+        self.name(version)
 
     def checksums(self) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
@@ -101,8 +105,8 @@ class VllmCalls:
             found.setdefault(_KEY.sub("", str(key), count=1), set()).add(str(digest))
         return found
 
-    def resume(self, version: str) -> None:
+    def resume(self) -> None:
         reset = self._server.post("/reset_prefix_cache?reset_running_requests=true", timeout_s=SHORT_S)
         if reset.get("success") is not True:
             raise EngineError(f"{self._server.url} has not reset its prefix cache after the update")
-        self.begin(version)
+        self._server.post("/resume", timeout_s=SHORT_S)

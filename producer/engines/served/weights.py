@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from coati_rl.errors import EngineError
@@ -46,7 +47,7 @@ class ServedWeights:
             target.mkdir(parents=True)
             tensors = {name: tensor.contiguous() for name, tensor in staged.tensors}
             save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise EngineError(f"the weights for {self._server.url} cannot be written to {target}: {error}") from error
         self._written = staged
         if not self._facts.has_loader and self._facts.digest_digits:
@@ -64,11 +65,16 @@ class ServedWeights:
         path = self._path(staged)
         try:
             self._calls.pause()
+            # The proof comes last: a server that ends here and is started again has neither the weights nor their name.
             if self._facts.has_loader:
-                self._load_here(staged, path)
+                names = json.dumps([name for name, _ in staged.tensors])
+                self._ask_ranks(staged, "coati_load", str(path / "model.safetensors"), names)
+                self._calls.name(version)
+                self._ask_ranks(staged, "coati_loaded")
             else:
-                self._reload(staged, path, version)
-            self._calls.resume(version)
+                self._calls.reload(str(path), version)
+                self._compare_checksums(staged)
+            self._calls.resume()
         except HttpCallError as error:
             raise EngineError(
                 f"{self._server.url} has not loaded version {staged.policy_version} from {path}, which it must reach "
@@ -85,15 +91,14 @@ class ServedWeights:
     def _path(self, staged: StagedWeights) -> Path:
         return self._directory / f"version-{staged.policy_version}"
 
-    def _load_here(self, staged: StagedWeights, path: Path) -> None:
-        names = json.dumps([name for name, _ in staged.tensors])
-        call = {"method": "coati_load", "args": [str(path / "model.safetensors"), names]}
+    def _ask_ranks(self, staged: StagedWeights, method: str, *arguments: str) -> None:
+        """Call a method of `LoadingWorker` that returns the digest of what it has loaded."""
+        call = {"method": method, "args": list(arguments)}
         found = self._server.post("/collective_rpc", call, timeout_s=LOAD_S).get("results")
         if not isinstance(found, list) or set(found) != {staged.digest}:
             raise self._stale(staged, f"its ranks say {found}, sent was {staged.digest}")
 
-    def _reload(self, staged: StagedWeights, path: Path, version: str) -> None:
-        self._calls.reload(str(path), version)
+    def _compare_checksums(self, staged: StagedWeights) -> None:
         digits = self._facts.digest_digits
         if not digits:
             return  # the probe of the sync compares the log-probabilities

@@ -31,6 +31,7 @@ class RecordedServer:
         self.version = "default"
         self.asked: list[tuple[str, Any]] = []  # paths and bodies, in order
         self.ignores_updates = False
+        self.text: dict[str, bytes] = {}  # path -> its reply in place of JSON
         self.holds: threading.Event | None = None  # generate answers when it is set
         self.runs = threading.Event()  # not between /pause and /resume, when generate does not answer
         self.runs.set()
@@ -111,7 +112,8 @@ class RecordedServer:
                 size = int(self.headers.get("Content-Length") or 0)
                 body = json.loads(self.rfile.read(size) or "null")
                 status, reply = outer.answer(urlsplit(self.path).path, body)
-                content = b"" if reply is None else json.dumps(reply).encode()
+                path = urlsplit(self.path).path
+                content = outer.text.get(path, b"" if reply is None else json.dumps(reply).encode())
                 self.send_response(status)
                 if status == 307:
                     self.send_header("Location", "http://127.0.0.1:9/elsewhere")

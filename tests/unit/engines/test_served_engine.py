@@ -137,12 +137,12 @@ def test_a_server_that_a_killed_run_has_left_paused_is_asked_and_samples(server,
 # ---- weights ----
 
 
-def test_an_update_is_loaded_while_paused_and_the_cache_is_reset_before_the_version_changes(trained, server, tmp_path):
+def test_an_update_is_loaded_and_named_while_paused_then_proved_and_the_cache_is_reset(trained, server, tmp_path):
     server.asked.clear()
     assert trained.sync(1) == 0
     steps = [path for path in server.paths() if path != "/health"]
     assert steps == [
-        "/pause", "/collective_rpc", "/weight_checker", "/reset_prefix_cache", "/update_weight_version", "/resume"
+        "/pause", "/collective_rpc", "/update_weight_version", "/weight_checker", "/reset_prefix_cache", "/resume"
     ]  # fmt: skip
     for name, tensor in trained.weights(1):
         assert hashlib.sha256(server.loaded[name].numpy()).digest() == hashlib.sha256(tensor.numpy()).digest()

@@ -10,6 +10,8 @@ from coati_rl.errors import TransferError, TransferTimeoutError
 from coati_rl.transport.deadline import Deadline
 from coati_rl.transport.peer_connection import PeerConnection, PeerHub, join_hub
 
+NESTED = b"[" * 5000 + b"\n"
+
 
 def pair() -> tuple[PeerConnection, socket.socket]:
     listener = socket.create_server(("127.0.0.1", 0))
@@ -49,7 +51,7 @@ def test_a_farewell_with_a_reason_is_passed_on():
     assert settle(peer_connection) == "rank 3 gave up: out of memory"
 
 
-@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n", b"[1, 2]\n", b"\xff\xfe\n", b"x" * 100_000])
+@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n", b"[1, 2]\n", b"\xff\xfe\n", b"x" * 100_000, NESTED])
 def test_noise_is_a_loss_and_never_an_exception(noise):
     peer_connection, peer = pair()
     peer.sendall(noise)
@@ -66,12 +68,14 @@ def test_lines_come_out_one_by_one_however_they_arrive():
 
 def test_unknown_processes_and_duplicate_ranks_are_refused_and_members_are_found():
     hub = PeerHub("127.0.0.1", secret="ours")
-    unidentified = [socket.create_connection(("127.0.0.1", hub.port)) for _ in range(5)]
+    unidentified = [socket.create_connection(("127.0.0.1", hub.port)) for _ in range(7)]
     unidentified[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
     unidentified[1].sendall(json.dumps({"rank": 1, "secret": "öurs"}).encode() + b"\n")  # of an older group, or nobody
     unidentified[2].sendall(json.dumps({"rank": 2, "secret": "ours"}).encode() + b"\n")  # there are ranks 0 and 1 only
     unidentified[3].sendall(json.dumps({"rank": 1}).encode() + b"\n")
     unidentified[4].close()
+    unidentified[5].sendall(b'{"rank": 1, "secret": "\\ud800"}\n')  # half of a character
+    unidentified[6].sendall(NESTED)
 
     answers = []
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from coati.settings import device_of, trainer_config
+from coati_rl.config.cli import build_job
+from coati_rl.config.commands import OFFLINE
 from coati_rl.errors import ConfigError
 from coati_rl.members import Members
 from coati_rl.model_files.config import read_config
@@ -48,8 +50,9 @@ class TrainingSession:
             flags: of `coati-rl sft` for the layout: plugin, tensor_parallel_size, precision.
         Raises: ConfigError.
         """
+        asked = build_job(flags, OFFLINE["sft"])
         for name in ("pipeline_parallel_size", "context_parallel_size"):
-            if (size := flags.get(name, 1)) != 1:
+            if (size := asked.setting(name, 1)) != 1:
                 raise ConfigError(f"{name}={size}: a training session computes whole layers and rows; leave it out")
         kind = device_of(device) if on is None else on.device
         own = join_torchrun(kind) if on is None else None

@@ -31,6 +31,8 @@ def type_name(annotation: Any, metavar: str) -> str:
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in arguments)
     if origin is tuple:
+        if get_origin(arguments[0]) is Literal:  # tuple[Literal["a", "b"], ...]
+            return f"{type_name(arguments[0], metavar)}, or several"
         return metavar
     if origin in (list, dict):
         return {list: "text, repeated", dict: "JSON object"}[origin]
@@ -43,7 +45,9 @@ def default_text(value: Any) -> str:
     """Show a default; empty if it is none, or derived as the help says."""
     if isinstance(value, bool):
         return "on" if value else "off"
-    return "" if value is None or value == [] else f"`{shown(value)}`"
+    if isinstance(value, list):
+        return ", ".join(f"`{part}`" for part in value)
+    return "" if value is None or value == () else f"`{shown(value)}`"
 
 
 def bounds(field: FieldInfo) -> str:

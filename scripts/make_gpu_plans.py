@@ -256,7 +256,7 @@ def long_row_lines() -> Iterator[str]:
         sizes = [_total(trainer.parts), _total(trainer.on_one_host("cuda"))]
         sizes += _sizes(trainer.parts, {"activations": COLUMNS["activations"]})
         sizes[0] += "" if checked.fits(None) else ", refused"
-        flags = " ".join(each for each in given_flags(config.parallel) if each.startswith(SHOWN)).replace(" True", "")
+        flags = " ".join(each for each in given_flags(config.parallel).values() if each.startswith(SHOWN))
         yield _row([model, f"`{flags}`", *sizes])
 
 

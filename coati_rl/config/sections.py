@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel, model_validator
 from pydantic.fields import FieldInfo
 
-from coati_rl.config.fields import STRICT, Section
+from coati_rl.config.fields import STRICT, Section, described, spelling
 from coati_rl.text import did_you_mean
 
 Setting = TypeVar("Setting")
@@ -52,19 +52,33 @@ class JobConfig(BaseModel):
         return {name: key for key, section in cls.sections().items() for name in section.model_fields}
 
     @classmethod
+    @functools.cache
+    def field_names(cls) -> Mapping[str, str]:
+        """Return the field of each name that a flag has: its field's, its spelling, its aliases, with underscores."""
+        names = {
+            flag.lstrip("-").replace("-", "_"): name
+            for name, field in cls.fields().items()
+            for flag in (spelling(name, field), *(described(field, "aliases") or ()))
+        }
+        return names | {name: name for name in cls.fields()}
+
+    @classmethod
     def is_section(cls, key: str, value: Any) -> bool:
         """True if a key means a section: `model` is the field too, unless the value holds fields."""
         return key in cls.model_fields and (isinstance(value, Section | Mapping) or key not in cls.section_of())
 
     @classmethod
     def flattened(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values by flat field name. Raises: ValueError for a field given twice or in a wrong section."""
+        """Return values by flat field name. Raises: ValueError for a field given twice or in a wrong section.
+
+        A field may also be called as its flag: `context_parallel`, of --context-parallel, is `context_parallel_size`.
+        """
         flat: dict[str, Any] = {}
-        section_of, places = cls.section_of(), dict[str, str]()
+        section_of, field_names, places = cls.section_of(), cls.field_names(), dict[str, str]()
         for key, value in values.items():
             in_section = cls.is_section(key, value)
-            for name, inner in _given(key, value).items() if in_section else [(key, value)]:
-                place = f"{key}.{name}" if in_section else key
+            for given, inner in _given(key, value).items() if in_section else [(key, value)]:
+                place, name = f"{key}.{given}" if in_section else key, field_names.get(given, given)
                 if in_section and section_of.get(name) != key:
                     raise ValueError(cls.unknown(place, inner))
                 if name in places:
@@ -86,8 +100,8 @@ class JobConfig(BaseModel):
         """Return why there is no field of this name, or of SECTION.NAME, with a remedy."""
         section, _, name = place.rpartition(".")
         section_of, sections = cls.section_of(), cls.sections()
-        if name in section_of:
-            return f"unknown field {place!r}; it belongs to {section_of[name]}"
+        if (field := cls.field_names().get(name)) is not None:
+            return f"unknown field {place!r}; it belongs to {section_of[field]}"
         known = sections[section].model_fields if section in sections else [*section_of, *sections]
         help_flag = f"--help {section}" if section in sections else "--help"
         remedy = did_you_mean(name, known, f"{help_flag} lists the fields (hyphens become underscores)")

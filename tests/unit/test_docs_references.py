@@ -14,6 +14,7 @@ import make_gpu_plans
 import pytest
 import yaml
 
+from coati_rl.config import Config
 from coati_rl.config.commands import ALL
 from coati_rl.config.fields import described, spelling
 
@@ -205,6 +206,30 @@ def test_the_configuration_page_is_what_the_config_model_says() -> None:
     current = make_config_reference.PAGE.read_text(encoding="utf-8")
     assert current == make_config_reference.page(), "run python scripts/make_config_reference.py"
     assert all(f"| `{short}` |" in current for short in ("-m", "-d", "-tbs", "-ptp"))
+
+
+@pytest.mark.parametrize(
+    ("job", "name", "kind", "default"),
+    [
+        (Config, "offload", "`optimizer`, `reference`, `teacher`, `old`, `all`, or several", ""),
+        (Config, "adam_betas", "BETA1,BETA2", "`0.9,0.999`"),
+        (ALL["prm"], "reward_tokens", "text, repeated", "`+`, `-`"),
+        (Config, "stop", "text, repeated", ""),
+    ],
+)
+def test_the_configuration_page_says_which_values_a_list_takes(job, name, kind, default) -> None:
+    (row,) = [*make_config_reference.table_lines(job, {name: job.fields()[name]})][2:]
+    assert row.split(" | ")[2:4] == [kind, default]
+
+
+def test_no_cell_of_a_table_is_an_empty_code_span_or_a_bare_none() -> None:
+    empty = [
+        f"{name_of(page)}: {line}"
+        for page in LINKED
+        for line in check_docs.FENCE.sub("", page.read_text(encoding="utf-8")).splitlines()
+        if line.startswith("|") and re.search(r"\| *(?:``|None) *\|", line)
+    ]
+    assert not empty, empty
 
 
 def test_the_site_has_every_page_once() -> None:

@@ -39,6 +39,18 @@ def test_flat_nested_and_mixed_values_make_the_same_configuration(values):
     assert (config.model.model, config.sampling.temperature, config.sampling.top_k) == ("m", 0.5, 3)
 
 
+@pytest.mark.parametrize(
+    ("values", "flags"),
+    [
+        ({"context_parallel": 2}, ["--context-parallel", "2"]),
+        ({"parallel": {"expert_parallel": 2}}, ["--expert-parallel", "2"]),
+        ({"data": {"label_key": "a"}, "input_key": "p"}, ["--label-key", "a", "--input-key", "p"]),
+    ],
+)
+def test_a_field_may_be_called_as_its_flag_is(values, flags):
+    assert build_config(values) == Config(**values) == parse(flags)[0]
+
+
 def test_the_flat_form_holds_every_field_once_and_makes_the_same_configuration():
     config = parse(["-a", "DAPO", "-m", "m", "-temp", "0.5", "--stop", "x", "-lr", "1e-3"])[0]
     assert list(config.flat()) == list(Config.fields())
@@ -51,6 +63,8 @@ def test_the_flat_form_holds_every_field_once_and_makes_the_same_configuration()
     ("values", "message"),
     [
         ({"temperature": 0.5, "sampling": {"temperature": 0.5}}, "temperature is set twice, as temperature and as "),
+        ({"context_parallel": 2, "context_parallel_size": 2}, "context_parallel_size is set twice, as "),
+        ({"sampling": {"context_parallel": 2}}, "unknown field 'sampling.context_parallel'; it belongs to parallel"),
         ({"sampling": {"seed": 1}}, "unknown field 'sampling.seed'; it belongs to run"),
         ({"sampling": {"sed": 1}}, "unknown field 'sampling.sed'"),
         ({"sampling": 3}, "sampling is a section and holds a int; write its fields below it"),

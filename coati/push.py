@@ -17,7 +17,9 @@ from consumer.offload_client import OffloadClient
 class Push:
     """Describe weights that engines serve now, or will when they wake."""
 
-    policy_version: int  # optimizer steps taken
+    # Optimizer steps taken; the next number of the engine, if it has had a larger one: of another trainer, or before
+    # `trainer.load` went back.
+    policy_version: int
     # Of the bytes, the same at all senders and receivers; empty: the engine is one of the trainer's own weights.
     digest: str
     identity: str  # of the weights: the digest, or that of base and adapters
@@ -40,7 +42,7 @@ class Pusher:
 
         Args:
             engine: to which they go.
-            version: of the weights, which never decreases.
+            version: of the weights. An engine's never decreases: if it has had a larger one, they get the next number.
             probe: tokens that both sides score; empty: nothing is compared.
             timeout_s: of the transfer, and of the commit.
             is_shared: the engine reads the trainer's own weights.
@@ -48,6 +50,8 @@ class Pusher:
         """
         self._trainer.need("weights")
         begin = time.perf_counter()
+        if version < engine.policy_version and not is_shared:
+            version = engine.policy_version + 1
         digest, identity = ("", "") if is_shared else self._send(engine, version, timeout_s)
         tokens = [*probe] or [0, 0]
         self._monitor.expect(version, *next(filter(None, self._trainer.each("probe", tokens))))
@@ -73,6 +77,7 @@ class Pusher:
         if sent != received or len(sent) != 1:
             raise RunError(f"corrupt weight transfer: sent {sorted(sent)}, received {sorted(received)}")
         (digest,) = sent
+        engine.policy_version = version
         return digest, weights_identity(WeightManifest.from_json(manifest).base, digest)
 
     def _finish(self, engine: Engine, push: Push, probe: Sequence[int], timeout_s: float, *, is_compared: bool) -> Push:

@@ -1,5 +1,6 @@
 """Make training samples of completions and their rewards, or of the rows of a dataset."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from coati_rl.algorithms.advantage import GAE, group_advantages
 from coati_rl.estimator import load_estimator
 from coati_rl.preflight.offline_rows import make_samples, read_source_forms
 from coati_rl.samples import Sample
+from coati_rl.types import Score
 
 if TYPE_CHECKING:
     from coati.trainer import Trainer
@@ -45,23 +47,31 @@ def advantages(
 
 def group_samples(
     completions: Sequence["Completion"],
-    rewards: Sequence[float],
+    rewards: Sequence[float | Score],
     estimator: str = "group_norm",
     *,
     baseline: float | None = None,
 ) -> list[Sample]:
-    """Return a sample of each completion of a prompt, with its advantage; none of one with the reward NaN.
+    """Return a sample of each completion of a prompt, with its advantage; none of one that could not be scored.
 
+    Of those the reward is NaN, or the verdict of the score "invalid", as `coati.reward` returns it.
     With "gae" each has its reward at its last token, of which the critic of loss="ppo" makes advantages. With "remax"
     `baseline` is the reward of a greedy completion, which is not among these; if it is NaN there is no sample.
     """
     if baseline is not None and np.isnan(baseline):
         return []
+    numbers = [_number(reward) for reward in rewards]
     lengths = [len(one.token_ids) for one in completions] if estimator == "opo" else None
-    values = advantages(rewards, estimator, lengths=lengths, baseline=baseline)
-    found = [*zip(completions, rewards, values, strict=True)]
+    values = advantages(numbers, estimator, lengths=lengths, baseline=baseline)
+    found = [*zip(completions, numbers, values, strict=True)]
     extra = [one.token_rewards(reward) if estimator == GAE else {} for one, reward, _ in found]
     return [one.sample(a, **more) for (one, r, a), more in zip(found, extra, strict=True) if not np.isnan(r)]
+
+
+def _number(reward: float | Score) -> float:
+    if not isinstance(reward, Score):
+        return reward
+    return math.nan if reward.verdict == "invalid" else reward.reward
 
 
 def rows(trainer: "Trainer", rows: Iterable[Mapping[str, Any]]) -> list[Sample]:

@@ -1,6 +1,7 @@
 """Make checked settings from a model, a loss and flags, as the commands do."""
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,9 @@ from coati_rl.preflight.sample_rows import with_sample_rows
 from coati_rl.types import Device
 
 logger = logging.getLogger(__name__)
+
+# Of an algorithm, but about groups of rollouts, which a loop of one's own makes itself.
+_OF_ROLLOUTS = ("filter_truncated_response", "soft_over_length_punishment", "filter_range", "dynamic_batching")
 
 
 def device_of(device: Literal["auto", "cpu", "cuda"]) -> Device:
@@ -59,6 +63,14 @@ def trainer_config(model: str | Path, loss: Any, *, num_trainers: int, device: D
     hf_config, of_model = checked_model_config(directory, "trained", precision=precision)
     check_layout(config, hf_config)
     config, of_rows = with_sample_rows(config, {"--model": str(directory)}, try_model=try_model)
-    for warning in (*of_model, *of_rows, *precision_warnings(config, device)):
+    for warning in (*of_model, *of_rows, *precision_warnings(config, device), *_rollout_warnings(config)):
         logger.warning("%s", warning)
     return config
+
+
+def _rollout_warnings(config: TrainingConfig) -> Iterator[str]:
+    if isinstance(config, Config) and (on := [name for name in _OF_ROLLOUTS if getattr(config.algorithm, name)]):
+        yield (
+            f"{', '.join(on)}: without effect here, as the loop chooses its samples; leave out completions whose "
+            'finish_reason is "length", and groups without a difference, if the algorithm does'
+        )

@@ -56,6 +56,7 @@ class Trainer(TrainerClient):
         build = (config, objective, torchrun_address() if on is None else on.address, in_turns)
         members.call("build", [build] * members.size)
         super().__init__(config, tokenizer_of(config), members, kind)
+        self.reads_rollout_logprobs = isinstance(loss, str)
         sync = config.sync if isinstance(config, Config) else SyncConfig()
         is_rounded = resolve_precision(config, kind) == "bf16"
         settings = MismatchSettings(precision="bf16" if is_rounded else "fp32")

@@ -15,6 +15,8 @@ import numpy as np
 from coati_rl.routes import unknown_like
 from coati_rl.run_lengths import Runs, count_runs, decode_runs, encode_runs, slices
 
+# Arrays that mark a sample whose rollout_logprobs are not of the model's distribution, for who chooses what to train.
+CUT_OFF, PENALIZED = "cut_off", "penalized"  # renormalised over the tokens that top-p, top-k or min-p left; a penalty
 _SINGLE_RUN = (0,)  # strides
 
 

@@ -19,7 +19,7 @@ from coati_rl.coordinator.settings import selection_settings
 from coati_rl.errors import ConfigError
 from coati_rl.members import Members
 from coati_rl.protocols import Role
-from coati_rl.samples import RaggedBatch, Sample
+from coati_rl.samples import CUT_OFF, PENALIZED, RaggedBatch, Sample
 from coati_rl.types import Device
 from consumer.offload_client import PARTS, OffloadClient
 
@@ -31,6 +31,7 @@ class TrainerClient(OffloadClient):
     """Share samples out to ranks, each a `TrainerRank` with its models."""
 
     after_meta = "trainer.load(directory)"
+    reads_rollout_logprobs = True  # in its loss; of one's own nothing is known
 
     def __init__(self, config: TrainingConfig, tokenizer: Any, members: Members, device: Device) -> None:
         """Use ranks that have built the models of these settings, on this kind of device."""
@@ -59,9 +60,11 @@ class TrainerClient(OffloadClient):
         """Add the gradient of these samples to the step's.
 
         Returns: the loss's metrics, means over these samples; none where the loss needs all of the step's first.
-        Raises: RunError if a sample is too long for --max-tokens-per-microbatch.
+        Raises: RunError if a sample is too long for --max-tokens-per-microbatch; ConfigError if the loss would compare
+            log-probabilities of two distributions.
         """
         self.need("weights")
+        self._check_distribution(samples)
         is_alone = self._sizes.unit == 1  # else the loss compares it with others, which stay
         samples = [self._weighed(sample) for sample in samples if sample.num_loss_tokens or not is_alone]
         if not samples:
@@ -164,10 +167,22 @@ class TrainerClient(OffloadClient):
             denominator="tokens" if by_tokens or (isinstance(config, OfflineConfig) and unit == 1) else "units",
         )
 
+    def _check_distribution(self, samples: Sequence[Sample]) -> None:
+        if not isinstance(self.config, Config) or not self.reads_rollout_logprobs:
+            return
+        if any(PENALIZED in sample.arrays for sample in samples):
+            raise ConfigError("samples of generate(repetition_penalty=...) are not of the policy; sample without it")
+        if not self.config.recomputes_old_logprobs and any(CUT_OFF in sample.arrays for sample in samples):
+            raise ConfigError(
+                "samples of generate(top_p=..., top_k=..., min_p=...) have log-probabilities over the tokens that were "
+                'left, the trainer\'s are over all; use Trainer(old_logprobs="trainer"), or sample without them'
+            )
+
     def _weighed(self, sample: Sample) -> Sample:
         """Give a sample's tokens the weights of the loss's aggregation, unless it has its own."""
         weight = 1.0
         if isinstance(self.config, Config) and sample.num_loss_tokens:
             longest, variation = self.config.max_response_tokens, self.config.algorithm.loss_variation
             weight = token_weight(sample.num_loss_tokens, variation, max_length=longest)
-        return replace(sample, arrays={"temperature": 1.0, "loss_weights": weight, **sample.arrays})
+        arrays = {name: array for name, array in sample.arrays.items() if name not in (CUT_OFF, PENALIZED)}
+        return replace(sample, arrays={"temperature": 1.0, "loss_weights": weight, **arrays})

@@ -12,7 +12,8 @@ from coati_rl.config import Config
 from coati_rl.errors import ConfigError, EngineError
 from coati_rl.members import Members
 from coati_rl.reading.chat_template import apply_chat_template
-from coati_rl.samples import Sample
+from coati_rl.reading.conversations import leading_ids
+from coati_rl.samples import CUT_OFF, PENALIZED, Sample
 from coati_rl.types import CUTS, GenerationRequest, SamplingParams
 from coati_rl.types import Completion as EngineCompletion
 
@@ -27,6 +28,7 @@ class Completion(EngineCompletion):
     uid: str  # of the prompt among all of its engine
     number: int  # among the prompt's completions, from 0
     temperature: float  # that it was sampled at
+    marks: tuple[str, ...] = ()  # CUT_OFF, PENALIZED
 
     def sample(self, advantage: float | np.ndarray, **arrays: float | np.ndarray) -> Sample:
         """Return the sample that trains it.
@@ -46,6 +48,7 @@ class Completion(EngineCompletion):
                 "rollout_logprobs": self.logprobs,
                 "temperature": self.temperature,
                 "policy_version": self.policy_versions,
+                **dict.fromkeys(self.marks, 1.0),
                 **arrays,
             },
         )
@@ -72,6 +75,7 @@ class EngineClient:
         self.last_tokens: list[int] = []  # a prompt that was answered last, with an answer
         self.is_asleep = False
         self._wake: Callable[[], Any] | None = None  # of an update that was staged while it slept
+        self.policy_version = 0  # of the weights that it received last
 
     def generate(
         self, prompts: Sequence[Prompt], n: int = 1, *, timeout_s: float = 3600.0, **sampling: Any
@@ -174,7 +178,8 @@ class EngineClient:
 
     def _token_ids(self, prompt: Prompt) -> Sequence[int]:
         if isinstance(prompt, str):
-            return [*self.tokenizer(prompt)["input_ids"]]
+            own = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+            return [*leading_ids(prompt, self.tokenizer), *own]
         messages = [part for part in prompt if isinstance(part, Mapping)]
         if not messages:
             return [part for part in prompt if not isinstance(part, Mapping)]
@@ -183,9 +188,18 @@ class EngineClient:
 
 
 def _completions(request: GenerationRequest, answers: Sequence[dict[str, Any]]) -> list[Completion]:
-    prompt_ids = np.array(request.token_ids, dtype=np.int32)
-    temperature = request.sampling.temperature
-    return [
-        Completion(prompt_ids=prompt_ids, uid=request.request_id, number=number, temperature=temperature, **answer)
-        for number, answer in enumerate(answers)
-    ]
+    sampling = request.sampling
+    shared: dict[str, Any] = {
+        "prompt_ids": np.array(request.token_ids, dtype=np.int32),
+        "uid": request.request_id,
+        "temperature": sampling.temperature,
+        "marks": _marks(sampling),
+    }
+    return [Completion(number=number, **shared, **answer) for number, answer in enumerate(answers)]
+
+
+def _marks(sampling: SamplingParams) -> tuple[str, ...]:
+    plain = SamplingParams()
+    is_cut_off = any(getattr(sampling, name) != getattr(plain, name) for name in CUTS)
+    is_penalized = sampling.repetition_penalty != plain.repetition_penalty
+    return (CUT_OFF,) * is_cut_off + (PENALIZED,) * is_penalized

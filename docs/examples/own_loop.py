@@ -48,9 +48,9 @@ if __name__ == "__main__":
             rows = train[step * 32 : (step + 1) * 32]
             samples, rewards = [], []
             for row, group in zip(rows, engine.generate([[row["messages"]] for row in rows], n=8), strict=True):
-                scores = [reward(one.text, row["gt_answer"]).reward for one in group]
+                scores = [reward(one.text, row["gt_answer"]) for one in group]
                 samples += coati.group_samples(group, scores)
-                rewards += scores
+                rewards += [score.reward for score in scores]
             if args.colocate:
                 engine.sleep(), trainer.cuda()
             trainer.forward_backward(samples)

@@ -126,7 +126,7 @@ def _common_text(chosen: str, rejected: str) -> tuple[str, str, str]:
     """Split off the words that both begin with; the space after them belongs to the completions."""
     shortest = min(len(chosen), len(rejected)) - 1
     split = next((i for i in range(shortest) if chosen[i] != rejected[i]), shortest)
-    while split and not chosen[split].isspace():
+    while split and not (chosen[split].isspace() and rejected[split].isspace()):
         split -= 1
     return chosen[:split], chosen[split:], rejected[split:]
 

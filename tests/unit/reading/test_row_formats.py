@@ -108,6 +108,30 @@ def test_a_text_that_the_other_begins_with_keeps_a_completion():
     assert (pair.prompt, pair.chosen, pair.rejected) == ("", "yes sir", "yes")
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "prompt"),
+    [
+        ("It costs 12 dollars.", "It costs 125 dollars.", "It costs"),
+        ("It costs 12", "It costs 125", "It costs"),
+        ("It costs 12", "It costs 12 dollars.", "It costs"),
+        ("It costs 12 ", "It costs 12 dollars.", "It costs 12"),
+        ("Yes", "No", ""),
+        (" Yes", " No", ""),
+        ("12 dollars", "125", ""),
+        ("So:  yes", "So:  no", "So: "),
+        ("So:  yes", "So: no", "So:"),
+        ("So:\n\nyes", "So:\n\nno", "So:\n"),
+        ("So\nyes", "So no", "So"),
+        ("So\nyes", "Sooner", ""),
+    ],
+)
+def test_a_prompt_that_two_texts_begin_with_ends_inside_a_word_of_neither(one, other, prompt):
+    (pair,) = forms_of("dpo", {"chosen": one, "rejected": other})
+    (turned,) = forms_of("dpo", {"chosen": other, "rejected": one})
+    assert pair == Pair(prompt=prompt, chosen=one[len(prompt) :], rejected=other[len(prompt) :], where=WHERE)
+    assert (turned.prompt, turned.chosen, turned.rejected) == (pair.prompt, pair.rejected, pair.chosen)
+
+
 def test_turns_that_both_conversations_begin_with_are_the_prompt():
     (pair,) = forms_of("dpo", {"chosen": [*TALK], "rejected": [*TALK[:4], assistant("5")]})
     assert (pair.prompt, pair.chosen, pair.rejected) == (TALK[:4], TALK[4:], (assistant("5"),))

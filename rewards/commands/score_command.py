@@ -74,6 +74,8 @@ def parse_line(
     Raises: ConfigError with the line's number and the problem.
     """
     where = f"line {number}"
+    if not line.strip():
+        raise ConfigError(f"{where} is blank; remove it, since line {number} of the output is the score of this one")
     try:
         row: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -91,10 +93,10 @@ def parse_line(
         and all(row.get(key) is None for key in ([answer_key] if answer_key else ANSWER_KEYS))
     ):
         raise ConfigError(f'{where} has no "gt_answer" (text or a finite number) and no "test_cases"')
-    messages = row.get("messages") or []
-    messages = [messages] if isinstance(messages, dict) else messages
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise ConfigError(f'{where}: "messages" must be [{{"role": ..., "content": ...}}, ...]')
+    messages = _messages_of(row, where)
+    if _end_with_response(messages, row["response"], where):
+        messages = messages[:-1]
+        row = {**row, "messages": messages}
     prompt = row.get("prompt") or ""
     if not isinstance(prompt, str):
         raise ConfigError(f'{where}: "prompt" must be text')
@@ -105,6 +107,26 @@ def parse_line(
     return row["response"], Problem(
         ground_truth=truth, uid=where, messages=tuple(messages), prompt=prompt, columns=kept
     )
+
+
+def _messages_of(row: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    messages = row.get("messages") or []
+    messages = [messages] if isinstance(messages, dict) else messages
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ConfigError(f'{where}: "messages" must be [{{"role": ..., "content": ...}}, ...]')
+    return messages
+
+
+def _end_with_response(messages: list[dict[str, Any]], response: str, where: str) -> bool:
+    """True for messages as `coati-rl generate` writes them. Raises: ConfigError if they end with another answer."""
+    if not messages or messages[-1].get("role") != "assistant":
+        return False
+    if messages[-1].get("content") != response:
+        raise ConfigError(
+            f'{where}: "messages" ends with a turn of the assistant that is not the "response"; leave that turn out, '
+            "or write it as the response"
+        )
+    return True
 
 
 def _scores(

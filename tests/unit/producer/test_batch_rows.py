@@ -1,6 +1,7 @@
 """Test the rows of a group: all samples, the best one, pairs, a reward in the prompt; and the figures of all."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -8,6 +9,7 @@ from coati_rl.reading.row_formats import read_forms
 from coati_rl.types import Prompt
 from producer.batch.rows import Selection, group_record, make_rows
 from producer.batch.summary import summarise
+from rewards.commands.score_command import parse_line
 from tests.unit.groups import group_of
 
 __all__ = ["group_of"]
@@ -116,3 +118,9 @@ def test_rows_and_pairs_are_read_by_the_jobs_on_datasets(group):
     (pair,) = read_forms([("row", row) for row in make_rows(group, Selection(pairs=True))], "dpo").forms
     assert (pair.prompt, pair.margin) == (MESSAGES, 0.0)
     assert (pair.chosen, pair.rejected) == tuple(({"role": "assistant", "content": "x" * n},) for n in (2, 5))
+
+
+def test_a_row_is_scored_once_more_as_the_answer_to_its_prompt(group):
+    (row, *_) = make_rows(group, Selection())
+    response, problem = parse_line(json.dumps(row).encode(), 1)
+    assert (response, problem.messages, problem.ground_truth) == ("x", MESSAGES, "4")

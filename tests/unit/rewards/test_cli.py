@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from coati_rl.errors import ConfigError
+from coati_rl.reward_spec import RewardColumns
 from coati_rl.types import Problem
 from rewards.__main__ import main
 from rewards.commands.score_command import parse_line
@@ -118,6 +119,32 @@ def test_a_line_holds_what_scorers_get_to_see() -> None:
     assert json.loads(parse_line(lines({"response": "", "test_cases": tests}), 1)[1].ground_truth) == tests
 
 
+def test_a_response_that_ends_the_messages_is_not_a_part_of_the_prompt() -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+    asked = [{"role": "user", "content": "2+3?"}, call, {"role": "tool", "content": "5"}]
+    row = {"response": "5", "gt_answer": "5", "messages": [*asked, {"role": "assistant", "content": "5"}]}
+    response, problem = parse_line(lines(row), 1, columns=RewardColumns(are_kept=True))
+    assert (response, problem.messages) == ("5", tuple(asked))
+    assert problem.columns == {"gt_answer": "5", "messages": asked}
+    twice = {**row, "messages": [*row["messages"], row["messages"][-1]]}
+    assert parse_line(lines(twice), 1)[1].messages == tuple(row["messages"])
+
+
+def test_a_function_of_trl_finds_the_response_in_completions_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def roles(prompts, completions):\n"
+        "    assert [message['role'] for message in prompts[0] + completions[0]] == ['user', 'assistant']\n"
+        "    return [1.0]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    messages = [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]
+    stdin = lines({"response": "5", "messages": messages}, {"response": "5", "messages": messages[:1]})
+    assert run(["score", "--type", "mine.py:roles"], stdin, monkeypatch) == 0
+    assert [json.loads(line)["detail"] for line in capsys.readouterr().out.splitlines()] == ["", ""]
+
+
 @pytest.mark.parametrize("key", ["answer", "ground_truth", "label"])
 def test_a_lines_answer_may_have_another_name(key: str) -> None:
     assert parse_line(lines({"response": "5", key: 5}), 1)[1].ground_truth == "5"
@@ -143,7 +170,6 @@ def test_an_empty_input_gives_an_empty_output(
 
 BAD_LINES = [
     (b"{broken", "line 2 is not JSON"),
-    (b"", "line 2 is not JSON"),
     (b"\xff", "line 2 is not JSON"),
     (b"[" * 100_000, "line 2 is not JSON"),
     (b"[1]", 'line 2 has no "response" (text)'),
@@ -167,6 +193,10 @@ BAD_LINES = [
     ),
     (b'{"response": "5", "gt_answer": "5", "messages": "hi"}', 'line 2: "messages" must be'),
     (b'{"response": "5", "gt_answer": "5", "messages": ["hi"]}', 'line 2: "messages" must be'),
+    (
+        b'{"response": "5", "gt_answer": "5", "messages": [{"role": "assistant", "content": "6"}]}',
+        'line 2: "messages" ends with a turn of the assistant that is not the "response"; leave that turn out',
+    ),
     (b'{"response": "5", "gt_answer": "5", "prompt": ["hi"]}', 'line 2: "prompt" must be text'),
 ]
 
@@ -181,6 +211,15 @@ def test_a_bad_line_ends_with_exit_2_and_its_number_and_nothing_is_scored(
     assert output.out == ""
     assert complaint in output.err
     assert output.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("blank", [b"\n", b" \t\r\n"])
+def test_a_blank_line_is_refused_since_the_output_would_lose_the_numbers_of_the_lines(
+    blank: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["score", "--type", "boxed"], GOOD + blank + GOOD, monkeypatch) == 2
+    output = capsys.readouterr()
+    assert (output.out, "line 2 is blank; remove it" in output.err) == ("", True)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,8 @@ def prm_samples(
     """Return a sample of each Steps.
 
     A row that is one text is tokenised as it is, as OpenRLHF does; steps of a list are tokenised one by one, as TRL
-    does, since a placeholder that is joined to a step's last word may not be a token of its own.
+    does, since a placeholder that is joined to a step's last word may not be a token of its own. A placeholder within
+    the prompt or a step of a list has no label.
 
     Args:
         forms: Steps each.
@@ -71,21 +72,22 @@ def prm_samples(
         max_length: tokens of a sample, which may end with one more placeholder than there are steps.
         placeholder: text of a single token.
         reward_tokens: texts of the labels, single tokens too.
-    Raises: ConfigError if one of these is not a token, or naming the row in whose text it is not found as often as
-        there are steps.
+    Raises: ConfigError if one of these is not a token, or naming the row in whose text, cut or not, the placeholder
+        is not found as often as there are steps.
     """
     label_token_ids(tokenizer, reward_tokens)  # refused before anything starts
     placeholder_id = single_token_id(tokenizer, placeholder, "--placeholder-token")
     samples, rows, num_cut = list[Sample](), list[int](), 0
     for number, form in enumerate(forms):
         assert isinstance(form, Steps)  # noqa: S101, of the job's formats
-        token_ids = _token_ids(form, tokenizer, placeholder, placeholder_id)
+        token_ids, places = _token_ids(form, tokenizer, placeholder, placeholder_id)
         cut = token_ids[: max_length - 1]
-        if placeholder_id not in cut:
+        kept = [place for place in places if place < len(cut)]
+        if not kept:
             continue
         rows.append(number)
         num_cut += len(cut) < len(token_ids)
-        samples.append(process_sample(f"row-{number}", cut, form.labels, placeholder_id=placeholder_id))
+        samples.append(process_sample(f"row-{number}", cut, form.labels, places=kept))
     return OfflineSamples(
         samples=tuple(samples), rows=tuple(rows), num_cut=num_cut, num_left_out=len(forms) - len(rows)
     )
@@ -144,27 +146,28 @@ def reward_pair(
 
 
 def process_sample(
-    uid: str, token_ids: Sequence[int] | np.ndarray, labels: Sequence[float], *, placeholder_id: int
+    uid: str, token_ids: Sequence[int] | np.ndarray, labels: Sequence[float], *, places: Sequence[int] | np.ndarray
 ) -> Sample:
     """Return the sample of a text with a placeholder after each step, at most one token longer.
 
     Args:
         uid: of the row, for messages.
-        token_ids: [T] of prompt, steps and placeholders; a text that was cut has fewer placeholders than labels.
+        token_ids: [T] of prompt, steps and placeholders.
         labels: of each step, the probability that it is right: 0 or 1 if it is known.
-        placeholder_id: token after each step.
-    Raises: ValueError if there is no placeholder, fewer labels than placeholders, or a label is not in [0, 1].
+        places: of the placeholders after the steps, ascending; a text that was cut has fewer of them than labels.
+    Raises: ValueError if there is no place, fewer labels than places, or a label is not in [0, 1].
     """
     ids = np.asarray(token_ids, dtype=np.int32)
-    places = np.flatnonzero(ids == placeholder_id)
-    if not len(places) or len(places) > len(labels):
-        raise ValueError(f"{uid}: {len(places)} placeholder tokens, {len(labels)} labels; each step needs one of each")
-    step_label = np.array(labels[: len(places)], dtype=np.float32)
+    after = np.asarray(places, dtype=np.int64) + 1  # the loss tokens
+    if not len(after) or len(after) > len(labels):
+        raise ValueError(f"{uid}: {len(after)} placeholder tokens, {len(labels)} labels; each step needs one of each")
+    step_label = np.array(labels[: len(after)], dtype=np.float32)
     if not ((step_label >= 0) & (step_label <= 1)).all():
         raise ValueError(f"{uid}: labels {list(labels)} must be in [0, 1]")
-    ids = np.append(ids, placeholder_id) if places[-1] == len(ids) - 1 else ids
+    if after[-1] == len(ids):
+        ids = np.append(ids, int(ids[-1]))  # int64, as in the digests of checkpoints: another type is other data
     loss_mask = np.zeros(len(ids), dtype=bool)
-    loss_mask[places + 1] = True
+    loss_mask[after] = True
     return Sample(
         uid=uid,
         number=0,
@@ -175,8 +178,8 @@ def process_sample(
     )
 
 
-def _token_ids(form: Steps, tokenizer: Any, placeholder: str, placeholder_id: int) -> list[int]:
-    """Return the tokens of prompt and steps, with a placeholder after each step."""
+def _token_ids(form: Steps, tokenizer: Any, placeholder: str, placeholder_id: int) -> tuple[list[int], list[int]]:
+    """Return the tokens of prompt and steps, with a placeholder after each step, and the places of these."""
 
     def encode(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -187,16 +190,21 @@ def _token_ids(form: Steps, tokenizer: Any, placeholder: str, placeholder_id: in
             check_options(tokenizer, form.options, form.where)
             given = {**form.options, "tools": list(form.tools) or None, "add_generation_prompt": True}
             prompt = apply_chat_template(tokenizer, prompt, form.where, tokenize=False, **given)
-        steps = [token for step in form.steps for token in (*encode(step), placeholder_id)]
-        return [*leading_ids(prompt, tokenizer), *encode(prompt), *steps]
+        token_ids, places = [*leading_ids(prompt, tokenizer), *encode(prompt)], list[int]()
+        for step in form.steps:
+            token_ids += [*encode(step), placeholder_id]
+            places.append(len(token_ids) - 1)
+        return token_ids, places
     text = "".join(step + placeholder for step in form.steps)
     token_ids = [*leading_ids(text, tokenizer), *encode(text)]
-    if token_ids.count(placeholder_id) != len(form.steps):
+    places = [place for place, token_id in enumerate(token_ids) if token_id == placeholder_id]
+    if len(places) != len(form.labels):
         raise ConfigError(
-            f"{form.where}: {placeholder!r} is found {token_ids.count(placeholder_id)} times among the tokens of "
-            f"{len(form.steps)} steps; use a special token as --placeholder-token, or write the steps as a list"
+            f"{form.where}: its input has {placeholder!r} {len(places)} times as a token, and {len(form.labels)} "
+            "labels; use a special token as --placeholder-token, or write the steps as a list (completions) after a "
+            "prompt"
         )
-    return token_ids
+    return token_ids, places
 
 
 def _reward_sample(

@@ -76,7 +76,8 @@ def solutions_of(step: int) -> list[Sample]:
         labels = [float(rng.choice([0.0, 1.0, 0.3])) for _ in range(int(rng.integers(1, 5)))]
         steps = [[*rng.integers(4, VOCAB_SIZE, int(rng.integers(2, 6))), PLACEHOLDER] for _ in labels]
         end = rng.integers(4, VOCAB_SIZE, number % 2)  # every other one ends with a placeholder
-        samples.append(process_sample(str(number), np.concatenate([*steps, end]), labels, placeholder_id=PLACEHOLDER))
+        places = np.cumsum([len(step) for step in steps]) - 1
+        samples.append(process_sample(str(number), np.concatenate([*steps, end]), labels, places=places))
     return samples
 
 

@@ -97,7 +97,7 @@ def test_other_data_than_the_checkpoints_is_refused_by_name():
 
 def test_a_checkpoint_of_other_labels_is_refused():
     def labelled(*labels):
-        rows = (process_sample(str(n), [1, 9], [label], placeholder_id=9) for n, label in enumerate(labels))
+        rows = (process_sample(str(n), [1, 9], [label], places=[1]) for n, label in enumerate(labels))
         return [*rows]
 
     def source(labels, **kwargs):

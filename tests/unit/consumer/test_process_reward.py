@@ -15,7 +15,7 @@ OBJECTIVE = ProcessReward(label_token_ids=(RIGHT, WRONG))
 
 
 def expanded(*labels: list[float], per_row: bool = False) -> MicroBatch:
-    samples = [process_sample("x", [1, MARK] * len(each), each, placeholder_id=MARK) for each in labels]
+    samples = [process_sample("x", [1, MARK] * len(each), each, places=range(1, 2 * len(each), 2)) for each in labels]
     micro_batches = pack(samples, max_samples=len(samples), one_sample_per_row=per_row)[0]
     ((changed,), sums) = OBJECTIVE.targets(micro_batches)
     assert sums == {}

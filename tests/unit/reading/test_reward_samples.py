@@ -65,7 +65,7 @@ def test_the_padding_token_is_the_tokenizers_own_or_its_end_of_sequence() -> Non
 
 def test_each_step_is_read_at_its_placeholder() -> None:
     token_ids = [1, 2, 3, MARK, 4, 5, MARK]
-    sample = process_sample("row-0", token_ids, [1.0, 0.25], placeholder_id=MARK)
+    sample = process_sample("row-0", token_ids, [1.0, 0.25], places=[3, 6])
     assert sample.token_ids.tolist() == [*token_ids, MARK]  # one more, as a loss token follows the place it is read at
     assert np.flatnonzero(sample.loss_mask).tolist() == [4, 7]
     assert sample.arrays["step_label"].tolist() == [1.0, 0.25]
@@ -74,22 +74,22 @@ def test_each_step_is_read_at_its_placeholder() -> None:
 
 
 def test_a_text_that_was_cut_keeps_the_labels_of_the_steps_that_are_left() -> None:
-    sample = process_sample("row-0", [1, MARK, 4], [0.0, 1.0], placeholder_id=MARK)
+    sample = process_sample("row-0", [1, MARK, 4], [0.0, 1.0], places=[1])
     assert sample.token_ids.tolist() == [1, MARK, 4]
     assert sample.arrays["step_label"].tolist() == [0.0]
 
 
 @pytest.mark.parametrize(
-    ("token_ids", "labels", "message"),
+    ("places", "labels", "message"),
     [
-        ([1, 2], [1.0], "0 placeholder tokens, 1 labels"),
-        ([1, MARK, 2, MARK], [1.0], "2 placeholder tokens, 1 labels"),
-        ([1, MARK], [1.5], r"must be in \[0, 1\]"),
+        ([], [1.0], "0 placeholder tokens, 1 labels"),
+        ([1, 3], [1.0], "2 placeholder tokens, 1 labels"),
+        ([1], [1.5], r"must be in \[0, 1\]"),
     ],
 )
-def test_steps_and_labels_that_do_not_fit_are_refused(token_ids: list[int], labels: list[float], message: str) -> None:
+def test_steps_and_labels_that_do_not_fit_are_refused(places: list[int], labels: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=f"row-4: .*{message}"):
-        process_sample("row-4", token_ids, labels, placeholder_id=MARK)
+        process_sample("row-4", [1, MARK, 2, MARK], labels, places=places)
 
 
 @pytest.fixture
@@ -153,6 +153,28 @@ def test_steps_of_a_list_and_of_one_text_get_a_placeholder_each(tokenizer) -> No
     assert [sample.arrays["step_label"].tolist() for sample in made.samples] == [[1.0, 0.0], [0.5, 1.0]]
 
 
+@pytest.mark.parametrize(
+    ("max_length", "text", "loss_tokens", "labels"),
+    [
+        (12, "<s>a!!<e><s>b!!c!!", [9, 11], [1.0, 0.0]),
+        (11, "<s>a!!<e><s>b!!c", [9], [1.0]),
+        (10, "<s>a!!<e><s>b!!!", [9], [1.0]),
+    ],
+)
+def test_a_placeholder_within_prompt_template_or_step_of_a_list_has_no_label(
+    tokenizer, max_length: int, text: str, loss_tokens: list[int], labels: list[float]
+) -> None:
+    tokenizer.chat_template = TEMPLATE.replace("<e>", "!<e>")
+    listed = Steps(prompt=turn("user", "a!"), steps=("b!", "c"), labels=(1.0, 0.0))
+    (sample,) = prm_samples([listed], tokenizer, max_length=max_length, placeholder="!", reward_tokens=LABELS).samples
+    assert text_of(sample, tokenizer) == text
+    assert np.flatnonzero(sample.loss_mask).tolist() == loss_tokens
+    assert sample.arrays["step_label"].tolist() == labels
+    for shorter in (9, 5):  # no placeholder after a step is left, three and two others are
+        made = prm_samples([listed], tokenizer, max_length=shorter, placeholder="!", reward_tokens=LABELS)
+        assert (made.samples, made.num_left_out) == ((), 1)
+
+
 def test_a_solution_that_is_cut_keeps_whole_steps_and_one_without_any_is_left_out(tokenizer) -> None:
     forms = [
         Steps(prompt="", steps=("ab", "cdefg"), labels=(0.0, 1.0)),
@@ -164,7 +186,7 @@ def test_a_solution_that_is_cut_keeps_whole_steps_and_one_without_any_is_left_ou
     assert (made.rows, made.num_cut, made.num_left_out) == ((0,), 1, 1)
 
 
-def test_a_placeholder_that_is_no_token_or_not_where_it_should_be_is_refused(tokenizer) -> None:
+def test_a_placeholder_or_label_that_is_no_token_is_refused(tokenizer) -> None:
     assert label_token_ids(tokenizer, ["+", "-"]) == (4, 5)
     for text in ("ab", "?"):
         with pytest.raises(ConfigError, match=rf"--placeholder-token '{re.escape(text)}' is .* one token"):
@@ -173,11 +195,11 @@ def test_a_placeholder_that_is_no_token_or_not_where_it_should_be_is_refused(tok
             label_token_ids(tokenizer, ["+", text])
         with pytest.raises(ConfigError, match="--reward-tokens"):
             prm_samples([], tokenizer, max_length=9, placeholder="!", reward_tokens=["+", text])
-    with pytest.raises(ConfigError, match="row 7: '!' is found 3 times among the tokens of 2 steps"):
-        prm_samples(
-            [Steps(prompt="", steps=("a!b", "c"), labels=(1.0, 1.0), where="row 7")],
-            tokenizer,
-            max_length=9,
-            placeholder="!",
-            reward_tokens=LABELS,
-        )
+
+
+@pytest.mark.parametrize("max_length", [9, 3], ids=["whole", "cut"])
+def test_a_text_with_another_number_of_placeholders_than_labels_is_refused(tokenizer, max_length: int) -> None:
+    form = Steps(prompt="", steps=("a!b", "c"), labels=(1.0, 1.0), where="--dataset a.jsonl, line 7")
+    told = "--dataset a.jsonl, line 7: its input has '!' 3 times as a token, and 2 labels; use .* --placeholder-token"
+    with pytest.raises(ConfigError, match=told):
+        prm_samples([form], tokenizer, max_length=max_length, placeholder="!", reward_tokens=LABELS)

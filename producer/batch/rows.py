@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coati_rl.batching.episodes import episode_tokens, final_trajectories
-from coati_rl.observability.records import score_fields, shown_truth
+from coati_rl.observability.records import score_fields
 from coati_rl.types import RolloutGroup
 
 
@@ -111,4 +111,4 @@ def _context(group: RolloutGroup, reward: float, selection: Selection) -> list[d
 def _score(group: RolloutGroup, index: int, selection: Selection) -> dict[str, Any]:
     if not selection.is_scored:
         return {}
-    return {"gt_answer": shown_truth(group.prompt.ground_truth), **score_fields(group.scores[index])}
+    return {"gt_answer": group.prompt.ground_truth, **score_fields(group.scores[index])}

@@ -120,7 +120,12 @@ def test_rows_and_pairs_are_read_by_the_jobs_on_datasets(group):
     assert (pair.chosen, pair.rejected) == tuple(({"role": "assistant", "content": "x" * n},) for n in (2, 5))
 
 
-def test_a_row_is_scored_once_more_as_the_answer_to_its_prompt(group):
-    (row, *_) = make_rows(group, Selection())
+@pytest.mark.parametrize("truth", ["4", '{"inputs": ["1"], "outputs": ["' + "x" * 5000 + '"]}'])
+def test_a_row_is_scored_once_more_as_the_answer_to_its_prompt(group, truth):
+    (row, *_) = make_rows(replaced_truth(group, truth), Selection())
     response, problem = parse_line(json.dumps(row).encode(), 1)
-    assert (response, problem.messages, problem.ground_truth) == ("x", MESSAGES, "4")
+    assert (response, problem.messages, problem.ground_truth) == ("x", MESSAGES, truth)
+
+
+def replaced_truth(group, truth):
+    return dataclasses.replace(group, prompt=dataclasses.replace(group.prompt, ground_truth=truth))

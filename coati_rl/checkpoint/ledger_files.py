@@ -40,6 +40,11 @@ def segments_in(directory: Path) -> list[Segment]:
     return [segment_of(directory, number) for number in numbers]
 
 
+def last_number(directory: Path) -> int:
+    """Return the number of the last segment; 0 if there is none."""
+    return max((segment.number for segment in segments_in(directory)), default=0)
+
+
 def read_ledger(directory: Path) -> Iterator[Record]:
     """Yield the records since the last START, or since the oldest segment that is left.
 

@@ -19,6 +19,7 @@ from coati_rl.checkpoint.ledger_files import (
     cut_torn_frame,
     delete_segments,
     first_record,
+    last_number,
     segment_of,
     segments_in,
 )
@@ -55,8 +56,7 @@ class LedgerWriter:
         self._state_lock: AbstractContextManager[object] = nullcontext()
         self._describe: Callable[[], Encode] | None = None
         # Of the writer's thread.
-        segments = segments_in(directory)
-        self._segment = segment_of(directory, max((each.number for each in segments), default=0))
+        self._segment = segment_of(directory, last_number(directory))
         self._batch: list[bytes] = []
         self._batch_bytes = self._num_frames = self._num_frames_written = 0  # of the segment, and in all
         self._size = 0  # of the segment

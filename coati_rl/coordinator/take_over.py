@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.batching.batcher import ClosedStep
-from coati_rl.checkpoint.ledger_files import read_ledger
+from coati_rl.checkpoint.ledger_files import last_number, read_ledger
 from coati_rl.checkpoint.ledger_frames import LedgerError, Record
 from coati_rl.checkpoint.ledger_groups import group_from_bytes
 from coati_rl.checkpoint.ledger_resume import FINISHED, NAMED, STATE
@@ -45,8 +45,16 @@ class LeftState:
     groups: Mapping[str, Record]  # by uid
 
 
-def read_left_state(directory: Path) -> LeftState | None:
-    """Return the last state in a ledger; None if there is none. Raises: LedgerError."""
+def read_left_state(directory: Path, *, after: int = 0) -> LeftState | None:
+    """Return the last state that a run has written to its ledger; None if there is none.
+
+    Args:
+        directory: of the ledger.
+        after: number of the segment before the run's first one: what is up to there is of the run that it resumes.
+    Raises: LedgerError.
+    """
+    if last_number(directory) <= after:
+        return None
     if (last := _last_state(directory)) is None:
         return None
     names, groups = set(last.fields["groups"]), dict[str, Record]()

@@ -30,11 +30,23 @@ if TYPE_CHECKING:
     from coati_rl.preflight.prepare_offline import PreparedDataset
 
 
+_BEGIN_S = 20.0  # for a coordinator that begins again to write its ledger's first segment
+
+
 class CoordinatorActor(Coordinator):
     """Coordinate a run with producers."""
 
-    def __init__(self, prepared: Prepared, paths: RunPaths, context: ActorContext, *, takes_over: bool = False) -> None:
-        """Begin or resume a run; with `takes_over` go on where the run's coordinator, which is dead, has ended."""
+    def __init__(
+        self, prepared: Prepared, paths: RunPaths, context: ActorContext, *, takes_over_after: int | None = None
+    ) -> None:
+        """Begin or resume a run, or take over from its coordinator, which has ended.
+
+        Args:
+            prepared: the run.
+            paths: of its files.
+            context: of this process.
+            takes_over_after: number of the ledger's segment before the run's first one; None: the run begins here.
+        """
         enter_actor(context)
         config, source = prepared.config, prepared.source
         if source is None:
@@ -50,7 +62,9 @@ class CoordinatorActor(Coordinator):
             correct_from=thresholds(config),
         )
         start = RunStart(probe=probe_tokens(source.first(settings.max_probe_tokens), settings.max_probe_tokens))
-        left = read_left_state(paths.run_dir / LEDGER) if takes_over else None
+        left = None
+        if takes_over_after is not None:
+            left = read_left_state(paths.run_dir / LEDGER, after=takes_over_after)
         if (resume := prepared.resume) is not None and left is None:
             start = replace(start, position=resume.position, untrained=resume.untrained, recovered=resume.recovered)
         super().__init__(
@@ -62,6 +76,8 @@ class CoordinatorActor(Coordinator):
             _ledger(config, paths),
             left,
         )
+        if takes_over_after is not None and left is None:  # of those that write nothing one is replaced, not each
+            self.flush(timeout_s=_BEGIN_S)
 
 
 def _ledger(config: Config, paths: RunPaths) -> LedgerWriter | None:

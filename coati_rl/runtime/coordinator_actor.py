@@ -1,4 +1,7 @@
-"""Start the coordinator's actor, and another one in its place when it is lost, which goes on from the ledger."""
+"""Start the coordinator's actor, and another one in its place when it is lost, which goes on from the ledger.
+
+One that is lost before it has written anything is replaced by one that begins as it did.
+"""
 
 import logging
 import time
@@ -8,6 +11,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from coati_rl.checkpoint.ledger_files import LEDGER, last_number
 from coati_rl.config import Config
 from coati_rl.errors import PeerLostError
 from coati_rl.preflight.prepared import PreparedJob, unchecked
@@ -32,6 +36,7 @@ class CoordinatorActor:
         """Start it, without waiting for it."""
         self._prepared, self._paths, self._cls = replace(prepared, check_gpus=unchecked), paths, actor_cls
         self._context, self._namespace = context, namespace
+        self._segment_before = last_number(paths.run_dir / LEDGER)  # of the run that is resumed
         self.handle = self._start()
         self._is_lost = False
         self.client = RemoteCoordinator(self.handle, replace=self._replace)
@@ -70,5 +75,5 @@ class CoordinatorActor:
         if config.cluster.master_address:  # in a Ray of our own it inherits them, and a process is there already
             options["runtime_env"] = {"env_vars": actor_environment()}
         actor: Any = ray.remote(self._cls).options(name=COORDINATOR, namespace=self._namespace, **options)
-        arguments = {"takes_over": True} if takes_over else {}  # a job on a dataset has none to take over from
+        arguments = {"takes_over_after": self._segment_before} if takes_over else {}  # a job on a dataset never does
         return actor.remote(self._prepared, self._paths, self._context, **arguments)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from coati_rl.checkpoint.ledger_files import LEDGER, read_ledger, segments_in
+from coati_rl.checkpoint.ledger_files import LEDGER, last_number, read_ledger, segments_in
 from coati_rl.driver import coordinator_actors
 from coati_rl.errors import ConfigError
 from tests.unit.loops.test_resume_ahead import records_after, samples_after
@@ -163,6 +163,24 @@ def test_a_run_killed_again_before_its_next_checkpoint_still_has_what_the_first_
     assert_goes_on_from = {**prompts, **RUNS["lockstep, a checkpoint every second step"]}
     (again / "resumes.jsonl").unlink()
     assert assert_goes_on(run_in_threads, lockstep[0], again, assert_goes_on_from) >= len(finished)
+
+
+class BegunAgainCoordinator(coordinator_actors.CoordinatorActor):
+    """Take over from a coordinator of the resumed run that has ended before it has written anything."""
+
+    def __init__(self, prepared, paths, context):
+        before = last_number(paths.run_dir / LEDGER)
+        super().__init__(prepared, paths, context, takes_over_after=before)
+        assert last_number(paths.run_dir / LEDGER) == before + 1, "it has begun the run's ledger"
+
+
+def test_a_coordinator_that_ends_before_it_has_written_anything_is_replaced_from_the_checkpoint(
+    ahead_of_checkpoint, lockstep, run_in_threads, prompts
+):
+    changes = {**prompts, **RUNS["lockstep, a checkpoint every second step"]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coordinator_actors, "CoordinatorActor", BegunAgainCoordinator)
+        assert assert_goes_on(run_in_threads, lockstep[0], ahead_of_checkpoint, changes) > 0
 
 
 def test_with_other_settings_everything_is_sampled_again(ahead_of_checkpoint, run_in_threads, prompts):

@@ -6,7 +6,7 @@ effect that is lost with the answer, prompts say, the rollout loop tells what it
 
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,15 @@ class JoinConnection:
         self._key = {"key": key}
 
     def ask(self, call: str, frame: Frame | None = None, **fields: Any) -> Frame:
-        """Make a request that may be made twice. Raises: as `ask_once`; ConnectionLostError when patience is over."""
+        """Make a request that may be made twice. Raises: as `repeat`."""
+        return self.repeat(lambda: self.ask_once(call, frame, **fields))
+
+    def repeat(self, ask_once: Callable[[], Frame]) -> Frame:
+        """Make a request until it is answered. Raises: as `ask_once`; ConnectionLostError when patience is over."""
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
-                return self.ask_once(call, frame, **fields)
+                return ask_once()
             except (ConnectionLostError, CoordinatorReplacedError):
                 if time.monotonic() > deadline:
                     raise
@@ -108,6 +112,7 @@ class HttpCoordinator:
     def __init__(self, connection: JoinConnection) -> None:
         """Use the connection of an admitted producer."""
         self._connection = connection
+        self._num_rejoins = 0  # tries counted: none of them may come after a later one
 
     def lease(self, producer_id: int, *, max_prompts: int, timeout_s: float, is_drained: bool) -> LeaseReply:
         fields = {"max_prompts": max_prompts, "timeout_s": timeout_s, "is_drained": is_drained}
@@ -120,10 +125,14 @@ class HttpCoordinator:
         self._ask("fail", Frame(fields={"lease_id": lease_id, "cause": cause}))
 
     def rejoin(self, producer_id: int, held: Sequence[int]) -> tuple[int, ...]:
-        return tuple(self._connection.ask("rejoin", held=[*held]).fields["void"])
+        return tuple(self._connection.repeat(lambda: self._rejoin(held)).fields["void"])
+
+    def _rejoin(self, held: Sequence[int]) -> Frame:
+        self._num_rejoins += 1
+        return self._connection.ask_once("rejoin", held=[*held], rejoins=self._num_rejoins)
 
     def _ask(self, call: str, frame: Frame) -> Frame:
         try:
-            return self._connection.ask_once(call, frame)
+            return self._connection.ask_once(call, frame, rejoins=self._num_rejoins)
         except ConnectionLostError as error:
             raise CoordinatorReplacedError(f"an answer to {call} is lost: {error}") from error

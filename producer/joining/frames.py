@@ -17,7 +17,7 @@ from coati_rl.routes import routes_as_json, routes_of_json
 from coati_rl.types import CommitResult, Lease, Prompt, SamplingParams
 from coati_rl.work import LeaseReply
 
-PROTOCOL = 1  # of these bodies and of the calls; both ends need the same
+PROTOCOL = 2  # of these bodies and of the calls; both ends need the same
 MAX_BODY_BYTES = 1 << 30
 _LENGTH = struct.Struct("<I")
 _ARRAYS = {"token_ids": "<i4", "logprobs": "<f4", "routes": "u1"}

@@ -5,7 +5,8 @@ received here, as by any producer, and handed on while the run goes on. What doe
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import Condition
 from typing import Any
 
@@ -18,6 +19,7 @@ from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import CommitResult
 from producer.engines.staging import StagingArea
 from producer.joining.frames import Frame, describe_reply, read_commit, read_groups
+from producer.joining.prompt_calls import PromptCalls
 from producer.joining.weight_copy import WeightCopy
 
 _LOOK_S = 0.5  # between looks whether it is lost
@@ -37,6 +39,7 @@ class JoinedProducer:
         self._changed = Condition()
         self._heard_at = time.monotonic()
         self._coordinator: ProducerCoordinator | None = None  # from its admission on
+        self._prompt_calls = PromptCalls(wait_s=_LONGEST_POLL_S)
         self._outcome: bool | None = None  # whether it has left, when its work is over
         self._ended = ""  # why it is not of the run any more
         self._is_over = False  # the run
@@ -158,10 +161,12 @@ class JoinedProducer:
         self._heard_at = time.monotonic()
         return self._calls[call](frame)
 
-    def _leasing(self) -> tuple[int, ProducerCoordinator]:
+    @contextmanager
+    def _leasing(self, frame: Frame) -> Iterator[tuple[int, ProducerCoordinator]]:
         if self._coordinator is None or self.number is None:
             raise CoordinatorReplacedError("the producer is not admitted yet")
-        return self.number, self._coordinator
+        with self._prompt_calls.call(int(frame.fields["rejoins"])):
+            yield self.number, self._coordinator
 
     def _answer_number(self, _: Frame) -> Frame:
         with self._changed:
@@ -169,27 +174,28 @@ class JoinedProducer:
             return Frame(fields={"number": None if self._coordinator is None else self.number})
 
     def _answer_lease(self, frame: Frame) -> Frame:
-        number, coordinator = self._leasing()
-        reply = coordinator.lease(
-            number,
-            max_prompts=int(frame.fields["max_prompts"]),
-            timeout_s=min(float(frame.fields["timeout_s"]), _LONGEST_POLL_S),
-            is_drained=bool(frame.fields["is_drained"]),
-        )
-        return Frame(fields=describe_reply(reply))
+        with self._leasing(frame) as (number, coordinator):
+            reply = coordinator.lease(
+                number,
+                max_prompts=int(frame.fields["max_prompts"]),
+                timeout_s=min(float(frame.fields["timeout_s"]), _LONGEST_POLL_S),
+                is_drained=bool(frame.fields["is_drained"]),
+            )
+            return Frame(fields=describe_reply(reply))
 
     def _answer_put(self, frame: Frame) -> Frame:
-        number, coordinator = self._leasing()
-        return Frame(fields={"accepted": coordinator.put(number, read_groups(frame, producer_id=number))})
+        with self._leasing(frame) as (number, coordinator):
+            return Frame(fields={"accepted": coordinator.put(number, read_groups(frame, producer_id=number))})
 
     def _answer_fail(self, frame: Frame) -> Frame:
-        number, coordinator = self._leasing()
-        coordinator.fail(number, int(frame.fields["lease_id"]), str(frame.fields["cause"]))
-        return Frame(fields={})
+        with self._leasing(frame) as (number, coordinator):
+            coordinator.fail(number, int(frame.fields["lease_id"]), str(frame.fields["cause"]))
+            return Frame(fields={})
 
     def _answer_rejoin(self, frame: Frame) -> Frame:
-        number, coordinator = self._leasing()
-        return Frame(fields={"void": coordinator.rejoin(number, [int(each) for each in frame.fields["held"]])})
+        self._prompt_calls.begin_rejoin(int(frame.fields["rejoins"]))
+        with self._leasing(frame) as (number, coordinator):
+            return Frame(fields={"void": coordinator.rejoin(number, [int(each) for each in frame.fields["held"]])})
 
     def _answer_order(self, frame: Frame) -> Frame:
         """Wait for a commit that the producer has not answered."""

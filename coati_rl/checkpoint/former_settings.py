@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import yaml
 
 from coati_rl.checkpoint.directory import find_checkpoint
+from coati_rl.checkpoint.settings_files import settings_file
 from coati_rl.config.fields import spelling
 from coati_rl.config.trainers import LAYOUT_FIELDS, TrainersConfig
 from coati_rl.config.training import TrainingConfig
@@ -20,12 +21,11 @@ FORMER: Mapping[str, Any] = {"weight_decay_exempt": "none"}
 
 
 def read_flat(config: TrainingConfig, directory: Path) -> dict[str, Any]:
-    """Return the settings of a checkpoint's run by flat name, with the former value of those that it did not write.
+    """Return the settings that wrote a checkpoint by flat name, with the former value of those that they lack.
 
-    Raises: OSError, ValueError, TypeError or yaml.YAMLError if its config.yaml cannot be read.
+    Raises: OSError, ValueError, TypeError or yaml.YAMLError if their file cannot be read.
     """
-    path = directory.parent.parent / "config.yaml"
-    written = type(config).flattened(parse_yaml(path.read_text(encoding="utf-8")))
+    written = type(config).flattened(parse_yaml(settings_file(directory).read_text(encoding="utf-8")))
     return written if is_plugin(str(written.get("optimizer"))) else {**FORMER, **written}  # they are AdamW's
 
 

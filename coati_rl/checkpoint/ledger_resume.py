@@ -6,7 +6,7 @@ them again, from the same tokens. All other prompts are sampled again.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from coati_rl.types import Prompt, RolloutGroup
 LEASED, FINISHED, FAILED = "leased", "finished", "failed"
 # Of a coordinator that takes over, and not of a resumption: its beginning, a state, a group that a state names.
 TAKEN_OVER, STATE, NAMED = "taken over", "state", "named"
+_CHANGED = "changed"  # of START
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,10 +72,16 @@ def recover(
         raise LedgerError(f"{directory}: a group cannot be read: {error!r}") from error
 
 
-def start_records(position: Position, recovered: RecoveredRollouts | None) -> list[Callable[[], bytes]]:
-    """Return what encodes the first segment of a run: where it begins, and what it has taken up."""
+def start_records(
+    position: Position, recovered: RecoveredRollouts | None, *, has_changed: bool = False
+) -> list[Callable[[], bytes]]:
+    """Return what encodes the first segment of a run: where it begins, and what it has taken up.
+
+    With `has_changed` its rollouts are of other settings than the checkpoint's, with which nobody takes them up.
+    """
     found = recovered or RecoveredRollouts(num_drawn=position.num_drawn, waiting=position.waiting)
-    records = [base_record(START, position, sync_index=0, open_leases={})]
+    base = base_record(START, position, sync_index=0, open_leases={})
+    records = [replace(base, fields={**base.fields, _CHANGED: has_changed})]
     records += [
         Record(kind=LEASED, fields={"uid": uid, "lease": lease_id, "number": found.numbers.get(uid), "sync": 0})
         for uid, lease_id in found.lease_ids.items()
@@ -203,7 +210,7 @@ def _read_since(directory: Path, position: Position, n_behind: int) -> _Since | 
         if record.kind not in (START, CHECKPOINT):
             if since is not None:
                 since.add(record)
-        elif record.fields["step"] == position.step:
+        elif record.fields["step"] == position.step and not record.fields.get(_CHANGED):
             _check_base(directory, record, position)
             since = _Since(record.fields, position, n_behind)
     return since

@@ -10,6 +10,7 @@ import yaml
 from coati_rl.checkpoint.directory import find_checkpoint, load_state
 from coati_rl.checkpoint.former_settings import read_flat
 from coati_rl.checkpoint.saved_adapter import check_saved_adapter
+from coati_rl.checkpoint.settings_files import settings_file
 from coati_rl.config.absolute_paths import with_absolute_paths
 from coati_rl.config.fields import role_of
 from coati_rl.config.training import TrainingConfig
@@ -73,8 +74,8 @@ def date_hint(config: TrainingConfig) -> str:
 
 
 def read_settings(config: Job, directory: Path) -> Job | str:
-    """Return the settings of the checkpoint's run, of the same job as `config`; a line that says why if it cannot."""
-    path = directory.parent.parent / "config.yaml"
+    """Return the settings that wrote a checkpoint, of the same job as `config`; a line that says why if it cannot."""
+    path = settings_file(directory)
     try:
         return type(config).model_validate(read_flat(config, directory))
     except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:

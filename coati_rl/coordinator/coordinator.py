@@ -82,7 +82,9 @@ class Coordinator:
                 self._take_over(left, source, recorder)
             else:
                 position = start.position or Position()
-                self._state.ledger.start(position, start.recovered, self._describe, self._changed)
+                self._state.ledger.start(
+                    position, start.recovered, self._describe, self._changed, has_changed=start.has_changed
+                )
 
     # --- producers -------------------------------------------------------------------------------------------------
 

@@ -61,6 +61,8 @@ class Ledger:
         recovered: RecoveredRollouts | None,
         describe: Describe,
         lock: AbstractContextManager[Any],
+        *,
+        has_changed: bool,
     ) -> None:
         """Begin the ledger of a run, or of its resumption, which replaces what was there.
 
@@ -69,9 +71,10 @@ class Ledger:
             recovered: of the ledger before.
             describe: returns the coordinator's state, and the groups that it names.
             lock: under which the state changes.
+            has_changed: True if settings or data are not the checkpoint's.
         """
         if self._writer is not None:
-            records = [*start_records(position, recovered), *self._named_groups(describe)]
+            records = [*start_records(position, recovered, has_changed=has_changed), *self._named_groups(describe)]
             self._writer.begin(records, is_start=True, step=position.step)
             self._keep_state(self._writer, describe, lock)
 

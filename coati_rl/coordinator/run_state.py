@@ -39,6 +39,7 @@ class RunStart:
     position: Position | None = None  # of the checkpoint that it is resumed from
     untrained: UntrainedRollouts | None = None  # of that checkpoint
     recovered: RecoveredRollouts | None = None  # rolled out since, of the ledger
+    has_changed: bool = False  # settings or data, since the checkpoint
     probe: Sequence[int] = ()  # token ids whose log-probabilities verify a weight sync; none: syncs are not verified
 
 

@@ -66,7 +66,13 @@ class CoordinatorActor(Coordinator):
         if takes_over_after is not None:
             left = read_left_state(paths.run_dir / LEDGER, after=takes_over_after)
         if (resume := prepared.resume) is not None and left is None:
-            start = replace(start, position=resume.position, untrained=resume.untrained, recovered=resume.recovered)
+            start = replace(
+                start,
+                position=resume.position,
+                untrained=resume.untrained,
+                recovered=resume.recovered,
+                has_changed=bool(resume.changes),
+            )
         super().__init__(
             settings,
             source,

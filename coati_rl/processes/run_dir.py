@@ -4,7 +4,6 @@ import fcntl
 import json
 import logging
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from safetensors import safe_open
 from coati_rl.checkpoint.directory import checkpoints_in, left_over_bytes
 from coati_rl.checkpoint.resumed_run import ResumedRun
 from coati_rl.checkpoint.rollback import free_name, set_aside_checkpoints, set_aside_records
+from coati_rl.checkpoint.settings_files import CONFIG, keep_settings
 from coati_rl.config import Config
 from coati_rl.config.absolute_paths import with_absolute_paths
 from coati_rl.config.kept_weights import DIRECTORY as KEPT_WEIGHTS
@@ -135,7 +135,7 @@ def make_run_dir(config: TrainingConfig, resume: ResumedRun | None = None, *, ch
                 _note_resumption(resume, paths.run_dir)
             paths.logs.mkdir(exist_ok=True)
             resolved = with_absolute_paths(config.flat("json"))
-            (paths.run_dir / "config.yaml").write_text(to_yaml(resolved), encoding="utf-8")
+            (paths.run_dir / CONFIG).write_text(to_yaml(resolved), encoding="utf-8")
             record_start(paths.run_dir)
     except OSError as error:
         raise ConfigError(f"--run-dir {error.filename or wanted}: cannot be created: {error.strerror}") from error
@@ -181,7 +181,7 @@ def _directory_of_run(resume: ResumedRun | None, wanted: Path | None) -> Path | 
     if resume is None or resume.directory.parent.name != "checkpoints":
         return None
     run_dir = resume.directory.parent.parent
-    if not (run_dir / "config.yaml").is_file():
+    if not (run_dir / CONFIG).is_file():
         return None
     # The configuration of runs/name-2 holds runs/name: the number was added later.
     is_wanted = wanted is None or (
@@ -208,7 +208,7 @@ def _discard_what_follows(resume: ResumedRun, paths: RunPaths, *, is_same_run: b
     if is_same_run:
         set_aside_records(step, aside, run_dir=paths.run_dir, rollouts=paths.rollouts, evaluation=paths.evaluation)
         set_aside_checkpoints(step, aside, checkpoints=paths.run_dir / KEPT_WEIGHTS, name=KEPT_WEIGHTS)
-        shutil.copy(paths.run_dir / "config.yaml", free_name(paths.run_dir / f"config-step-{step}.yaml"))
+        keep_settings(step, aside, run_dir=paths.run_dir)
     if is_same_run or checkpoints.resolve() == paths.checkpoints.resolve():
         set_aside_checkpoints(step, aside, checkpoints=checkpoints)
 

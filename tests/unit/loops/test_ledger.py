@@ -189,6 +189,23 @@ def test_with_other_settings_everything_is_sampled_again(ahead_of_checkpoint, ru
     assert {group.temperature for group in trace.groups} == {0.5} and len(trace.groups) == 8
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_rollouts_of_a_resumption_with_other_settings_are_those_of_no_later_one(
+    ahead_of_checkpoint, run_in_threads, prompts, temperature
+):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ImagedCoordinator, "wanted", {("put", 2)})
+        patch.setattr(ImagedCoordinator, "images", images := {})
+        patch.setattr(coordinator_actors, "CoordinatorActor", ImagedCoordinator)
+        resumed(run_in_threads, prompts, ahead_of_checkpoint, temperature=0.5)
+    assert finished_in(images["put", 2], 2), "all is killed before its next checkpoint"
+    trace = resumed(run_in_threads, prompts, images["put", 2], temperature=temperature)
+    changes = ("temperature was 1.0 and is 0.5 now",) if temperature == 0.5 else ()
+    assert trace.prepared.resume.changes == changes, "the checkpoint's settings are compared"
+    assert trace.prepared.resume.num_recovered == 0
+    assert {group.temperature for group in trace.groups} == {temperature} and len(trace.groups) == 8
+
+
 def test_no_ledger__samples_again_and_leaves_none(ahead_of_checkpoint, run_in_threads, prompts):
     trace = resumed(run_in_threads, prompts, ahead_of_checkpoint, ledger=False)
     assert len(trace.groups) == 8

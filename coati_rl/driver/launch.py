@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.checkpoint.ledger_files import LEDGER
+from coati_rl.checkpoint.ledger_frames import LedgerError
 from coati_rl.checkpoint.resumed_run import ResumedRun
 from coati_rl.config import Config
 from coati_rl.config.thresholds import common_threshold
@@ -113,7 +114,12 @@ def _write_unread(step: int, recorder: EventRecorder, run_dir: Path) -> None:
     """Write what the last driver of a resumed run had not read when it was killed; some of it may be in the files."""
     written = {("step", record["step"]) for record in read_json_lines(run_dir / METRICS, skips_damaged=True)}
     written |= {("sync", record["step"]) for record in read_json_lines(run_dir / SYNCS, skips_damaged=True)}
-    for event in unread_events(run_dir / LEDGER, step):
+    try:
+        unread = unread_events(run_dir / LEDGER, step)
+    except LedgerError as error:  # a run that needs the ledger is refused before
+        logger.warning("steps and weight syncs that were not read before the kill are not written: %s", error)
+        return
+    for event in unread:
         if (event["event"], event[STEP_OF[event["event"]]]) not in written:
             recorder.write(event)
 

@@ -92,3 +92,18 @@ def test_a_resumed_run_writes_once_what_the_driver_that_was_killed_had_not_read(
     assert written == [others[1], steps[1], syncs[1], steps[2]], "those up to the checkpoint, not in the files"
     launch._write_unread(5, SimpleNamespace(write=written.append), tmp_path / "another")
     assert len(written) == 4, "another directory has no ledger of the run"
+
+
+def test_a_run_goes_on_without_the_records_of_a_damaged_ledger_which_its_log_says(tmp_path, caplog):
+    ledger = LedgerWriter(tmp_path / "ledger")
+    ledger.begin([state_record({}, ()).to_bytes], is_start=True)
+    ledger.flush(timeout_s=10)
+    ledger.append(state_record({}, ()).to_bytes)
+    ledger.flush(timeout_s=10)
+    (segment,) = (tmp_path / "ledger").iterdir()
+    content = bytearray(segment.read_bytes())
+    content[40] ^= 1
+    segment.write_bytes(content)
+    launch._write_unread(5, SimpleNamespace(), tmp_path)
+    (message,) = caplog.messages
+    assert f"are not written: {segment}: frame 0" in message

@@ -112,6 +112,7 @@ def cut_torn_frame(directory: Path) -> None:
     with _named(last):
         end = intact_bytes(last.path.read_bytes(), segment=last.number)
         os.truncate(last.path, end)
+        flush(last.path)  # its writer may have ended before its last fsync, and what follows is to be read after it
 
 
 def delete_segments(directory: Path, *, before: int) -> None:

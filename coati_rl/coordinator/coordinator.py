@@ -85,6 +85,8 @@ class Coordinator:
                 self._state.ledger.start(
                     position, start.recovered, self._describe, self._changed, has_changed=start.has_changed
                 )
+        if left is not None:  # it counts, though it may end before it has done anything else
+            self._state.ledger.wait_written(self._state.ledger.changed())
 
     # --- producers -------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,10 @@ class PromptLeasing:
         With `is_extra` it is beside those of the plan: it replaces none, and none replaces it.
         """
         if producer_id in self._state.members.ids:
-            return  # the driver adds it again that has lost the answer
+            # The driver adds it again, as it has lost the answer.
+            self._state.absent.discard(producer_id)  # it has had no prompts yet
+            self._state.notify()
+            return
         self._state.members.add(producer_id, version, is_extra=is_extra)
         self._state.leases.producer_idle.join(producer_id)
         self._state.event("producer_joined", producer=producer_id)

@@ -1,9 +1,17 @@
 """Test that a coordinator that is killed at any call is replaced by one that loses nothing and trains nothing twice."""
 
 import json
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 
+from coati_rl.checkpoint.ledger_files import segments_in
+from coati_rl.checkpoint.ledger_writer import LedgerWriter
+from coati_rl.coordinator.take_over import read_left_state
+from coati_rl.errors import RunError
+from tests.unit.coordinator.coordinator_calls import lease_all, report_sync, work
 from tests.unit.coordinator.driver import trained
 from tests.unit.coordinator.replaced_coordinators import ReplacedCoordinators
 from tests.unit.coordinator.test_ledger import no_fsync
@@ -74,6 +82,53 @@ def test_in_lockstep_every_batch_is_the_undisturbed_runs(killed):
 def by_step(run):
     """Each rank's part of each mini-batch, whatever its number in the list of work."""
     return {(step, rank): content for (step, rank, _), content in run.batches.items()}
+
+
+@pytest.fixture
+def life(make_coordinator, tmp_path):
+    """Number of a life -> a coordinator, from 1 on one that takes over from the files that the one before has left."""
+
+    def begin(number):
+        directory = tmp_path / f"life-{number}"
+        left = None
+        if number:
+            shutil.copytree(tmp_path / f"life-{number - 1}" / "ledger", directory / "ledger")
+            left = read_left_state(directory / "ledger")
+        return make_coordinator(directory=directory, ledger=LedgerWriter(directory / "ledger", batch_s=60.0), left=left)
+
+    return begin
+
+
+def test_takeovers_count_though_each_coordinator_ends_before_it_has_done_anything(life):
+    life(0).add_producer(0)
+    for number in (1, 2, 3):
+        life(number)
+    with pytest.raises(RunError, match="the coordinator has ended 4 times without an optimizer step"):
+        life(4)
+
+
+def test_a_producer_that_is_added_again_as_the_coordinator_has_died_gets_prompts(life):
+    life(0).add_producer(0)  # the answer is lost
+    second = life(1)
+    second.add_producer(0)
+    report_sync(second, work(second, 0))
+    assert lease_all(second)
+
+
+def test_what_a_dead_coordinator_has_written_is_durable_before_another_segment_follows(life, tmp_path, monkeypatch):
+    life(0).flush(timeout_s=10)
+    with segments_in(tmp_path / "life-0" / "ledger")[0].path.open("ab") as file:
+        file.write(b"torn")
+    flushed, real = [], os.fsync
+
+    def note(descriptor):
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    life(1)
+    assert flushed[:2] == ["segment-000001.ledger", ".segment-000002.ledger.partial"]
+    assert read_left_state(tmp_path / "life-1" / "ledger") is not None, "what was torn is cut off"
 
 
 @pytest.mark.full

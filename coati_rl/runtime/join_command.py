@@ -7,6 +7,7 @@ preemption notice) or Ctrl-C, each producer here gives its prompts back, and oth
 """
 
 import argparse
+import fcntl
 import os
 import signal
 import subprocess
@@ -40,8 +41,7 @@ def join(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # else Ray's client sends none
     try:
-        with leaving() as is_leaving, joined_here() as note, _node(options) as node:
-            note.touch()
+        with leaving() as is_leaving, joined_here(), _node(options) as node:
             while node.poll() is None and not is_leaving():
                 time.sleep(_LOOK_S)
             if node.poll() is not None:
@@ -60,17 +60,15 @@ def leave(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="coati-rl leave", description="Leave the clusters that this machine joined.")
     parser.add_argument("--grace-s", type=float, default=_GRACE_S, help="as of `coati-rl join`, seconds")
     options = parser.parse_args(arguments)
-    notes = [note for note in _notes().iterdir() if _signal(int(note.name), 0)]
+    notes = [note for note in _notes().iterdir() if _is_held(note)]
     if not notes:
         _say("no `coati-rl join` of this user runs on this machine")
         return 2
     for note in notes:
-        _signal(int(note.name), signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.kill(int(note.name), signal.SIGTERM)
     deadline = time.monotonic() + options.grace_s + 2 * _END_S
-    # One that has ended removes its note; its number remains until its parent has asked for its exit code.
-    while (left := [note.name for note in notes if note.exists() and _signal(int(note.name), 0)]) and (
-        time.monotonic() < deadline
-    ):
+    while (left := [note.name for note in notes if _is_held(note)]) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
     if left:
         _say(f"still there: process {', '.join(left)}")
@@ -153,13 +151,31 @@ def _result(reference: Any) -> Any:
 
 
 @contextmanager
-def joined_here() -> Iterator[Path]:
-    """Yield the note by which `coati-rl leave` finds this process."""
+def joined_here() -> Iterator[None]:
+    """Hold, in the block, the note by which `coati-rl leave` finds this process.
+
+    It is locked by this process and no other, forked ones among them: what a killed one leaves is held by nobody,
+    whichever process has its number then.
+    """
     note = _notes() / str(os.getpid())
+    with note.open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            note.unlink(missing_ok=True)
+
+
+def _is_held(note: Path) -> bool:
+    """Return True if the process that wrote a note is alive."""
     try:
-        yield note
-    finally:
-        note.unlink(missing_ok=True)
+        with note.open("r+") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # which of them is the system's choice
+        return True
+    except FileNotFoundError:
+        return False
+    return False
 
 
 def _notes() -> Path:
@@ -169,15 +185,6 @@ def _notes() -> Path:
     if directory.stat().st_uid != os.getuid():
         raise ConfigError(f"{directory}: belongs to another user; set TMPDIR to a directory of your own")
     return directory
-
-
-def _signal(pid: int, number: int) -> bool:
-    """Send a signal, 0 for none. Returns: False if there is no such process."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _say(text: str) -> None:

@@ -1,0 +1,74 @@
+"""Test whom `coati-rl leave` signals: real processes, each with its note."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from coati_rl.runtime.join_command import leave
+
+# Be a `coati-rl join` that has started a process of its own, and say that one's number.
+JOIN = """
+import os, time
+from coati_rl.runtime.join_command import joined_here, leaving
+with leaving() as is_leaving, joined_here():
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+        os._exit(0)
+    print(child, flush=True)
+    while not is_leaving():
+        time.sleep(0.01)
+    os.kill(child, 9)
+"""
+
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    directory = tmp_path / f"coati-rl-join-{os.getuid()}"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def join(notes):
+    """Start one. Returns: the process, and the number of the one that it has started."""
+    environment, processes = {**os.environ, "TMPDIR": str(notes.parent)}, []
+
+    def start():
+        process = subprocess.Popen([sys.executable, "-c", JOIN], env=environment, stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        return process, int(process.stdout.readline())
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_whoever_has_joined_leaves(notes, join):
+    process, _ = join()
+    assert [note.name for note in notes.iterdir()] == [str(process.pid)]
+    assert leave(["--grace-s", "30"]) == 0
+    assert process.wait(10) == 0
+    assert not [*notes.iterdir()] and leave([]) == 2
+
+
+def test_a_process_that_has_the_number_of_a_killed_join_is_left_alone(notes, join):
+    other = subprocess.Popen(["sleep", "60"])
+    killed, child = join()
+    try:
+        killed.kill()
+        killed.wait()
+        (notes / str(killed.pid)).rename(notes / str(other.pid))  # as if it had got that number
+        assert leave([]) == 2, "though a process that the killed one has started is alive"
+        assert other.poll() is None
+    finally:
+        os.kill(child, signal.SIGKILL)
+        other.kill()
+        other.wait()

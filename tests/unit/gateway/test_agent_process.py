@@ -82,11 +82,11 @@ def test_a_command_that_cannot_be_run_is_a_failure(run) -> None:
 @pytest.mark.parametrize("end", ["", "sys.exit(2)", "os.kill(os.getpid(), 9)", "time.sleep(600)"])
 def test_nothing_that_an_agent_has_started_outlives_it(run, tmp_path, end) -> None:
     begin = time.monotonic()
-    failure = run(SPAWN + end, timeout_s=1.5)
+    failure = run(SPAWN + end, timeout_s=1.5 if "sleep" in end else 60)
     assert (failure is None) == (end == "")
     assert "sleep" not in end or failure == "not done within 1.5 s"
     assert alive(tmp_path / "pids") == []
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 60
 
 
 PRODUCER = """

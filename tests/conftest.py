@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[1]
 # Their conftest refuses to run without the emulator of scripts/test.sh --emulated-gpu.
 collect_ignore = [] if os.environ.get("COATI_EMULATED_GPU_HOME") else ["emulated_gpu"]
 TIMEOUTS_S = {"tests/unit/": 60, "tests/faults/": 900, "tests/integration/runs/": 900}  # elsewhere pyproject.toml's
-WHOLE_RUNS = ("tests/faults/", *(f"tests/integration/{name}/" for name in ("runs", "tinker", "engines", "consumer")))
 SHARING = ("tests/integration/consumer/", "tests/integration/engines/", "tests/unit/algorithms/test_peer")
 
 
@@ -120,24 +119,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Whole files to a process, and those together that share engines, trainers or imports that take long.
-
-    Runs of many processes, some with deadlines, go to half of pytest's processes as long as there is other work: with
-    more of them at a time each gets less of the cores.
-    """
+    """Whole files to a process, and those together that share engines, trainers or imports that take long."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByWhatIsShared(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return next((folder for folder in SHARING if nodeid.startswith(folder)), super()._split_scope(nodeid))
-
-        def _assign_work_unit(self, node: Any) -> None:
-            is_for_runs = 2 * self.nodes.index(node) < len(self.nodes)
-            for scope in self.workqueue:
-                if scope.startswith(WHOLE_RUNS) == is_for_runs:
-                    self.workqueue.move_to_end(scope, last=False)
-                    break
-            super()._assign_work_unit(node)
 
     return ByWhatIsShared(config, log)
 

@@ -49,6 +49,7 @@ setup(
         "zstandard",
         "math-verify",
         "psutil",
+        "cloudpickle",
         "httpx2",
         "tenacity",
         "fastapi",

@@ -93,6 +93,13 @@ def leaving(on_signal: Callable[[], object] = lambda: None) -> Iterator[Any]:
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_RAY = Path(sys.executable).with_name("ray")
+_WITH_PARENT = """
+import os, signal, sys
+from coati_rl.processes.ending import end_with_parent
+end_with_parent(int(sys.argv[1]), signal.SIGTERM)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 @contextmanager
@@ -105,7 +112,8 @@ def _node(options: argparse.Namespace) -> Iterator["subprocess.Popen[bytes]"]:
         "node-ip-address": options.node_ip_address,
     }
     given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats", *given]
+    command = [str(_RAY), "start", "--block", "--disable-usage-stats", *given]
+    command = [sys.executable, "-c", _WITH_PARENT, str(os.getpid()), *command]  # also if this process is killed
     node = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         yield node

@@ -4,6 +4,9 @@ import ast
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,13 @@ def setup_arguments() -> dict[str, Any]:
     tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
     (call,) = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "setup"]
     return {word.arg or "": word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
+
+
+def setup_list(name: str) -> list[str]:
+    """A literal list among them."""
+    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    (found,) = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == name]
+    return list(ast.literal_eval(found))
 
 
 def test_the_citation_has_what_its_format_requires_and_names_the_version() -> None:
@@ -87,3 +97,41 @@ def test_another_argument_of_the_checks_is_refused_before_an_environment_is_made
     done = subprocess.run([ROOT / "scripts" / "check", *arguments], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"scripts/check {' '.join(arguments)}: use --fast, --before-tests or no argument\n"
+
+
+def installed_with(packages: Iterable[str]) -> set[str]:
+    """Their names, and those of all that they ask for."""
+    found: set[str] = set()
+    names = [*packages]
+    while names:
+        name = re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", names.pop())[0]).lower()  # type: ignore[index]
+        if name not in found:
+            found.add(name)
+            with suppress(metadata.PackageNotFoundError):
+                names += [each for each in metadata.requires(name) or () if "extra ==" not in each]
+    return found
+
+
+def imported_modules() -> set[str]:
+    """Top-level modules that the product imports, at any place."""
+    found: set[str] = set()
+    for path in (path for each in PACKAGES for path in (ROOT / each).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            found |= {name.partition(".")[0] for name in names}
+    return found
+
+
+def test_without_an_extra_only_what_is_for_an_extra_cannot_be_imported() -> None:
+    installed, packages = installed_with(setup_list("install_requires")), metadata.packages_distributions()
+    names = {module: {re.sub(r"[-_.]+", "-", each).lower() for each in found} for module, found in packages.items()}
+    others = {module for module in imported_modules() & names.keys() if not names[module] & {*installed, "coati-rl"}}
+    assert others == OF_EXTRAS
+
+
+# Of engines, tools and trackers; each is imported where it is used.
+OF_EXTRAS = {
+    "bitsandbytes", "colossalai", "cupy", "mcp", "mcp_types", "nltk", "peft", "textarena", "vllm", "wandb"
+}  # fmt: skip
+PACKAGES = ("coati", "coati_rl", "producer", "consumer", "rewards")

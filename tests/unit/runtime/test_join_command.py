@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
+import psutil
 import pytest
 
 from coati_rl.runtime.join_command import leave
@@ -72,3 +74,30 @@ def test_a_process_that_has_the_number_of_a_killed_join_is_left_alone(notes, joi
         os.kill(child, signal.SIGKILL)
         other.kill()
         other.wait()
+
+
+# Be one whose node is a program that stays until SIGTERM, and say that one's number when it runs.
+NODE = """
+import argparse, sys, time
+from pathlib import Path
+from coati_rl.runtime import join_command
+join_command._RAY = Path(sys.argv[1])
+options = argparse.Namespace(address="a:1", num_cpus=None, num_gpus=None, node_ip_address=None)
+with join_command._node(options) as node:
+    print(node.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_node_of_a_killed_join_ends(tmp_path):
+    node = tmp_path / "ray"
+    node.write_text(f"#!/bin/sh\ntouch {tmp_path}/runs\nexec sleep 60\n")
+    node.chmod(0o755)
+    with subprocess.Popen([sys.executable, "-c", NODE, node], stdout=subprocess.PIPE, text=True) as join:
+        process = psutil.Process(int(join.stdout.readline()))
+        end = time.monotonic() + 30
+        while not (tmp_path / "runs").exists():
+            assert time.monotonic() < end and process.is_running()
+            time.sleep(0.02)
+        join.kill()
+    assert psutil.wait_procs([process], timeout=30)[1] == []

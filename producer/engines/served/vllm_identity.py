@@ -81,6 +81,8 @@ def _setting_problems(settings: Mapping[str, Any], *, dtype: str, max_model_len:
         )
     if model.get("quantization") is not None:
         yield f"its weights are quantized ({model['quantization']}), so that it cannot be compared; start it without"
+    if "fp8" in (cached := str((settings.get("cache_config") or {}).get("cache_dtype"))):
+        yield f"it keeps keys and values in {cached}; start it without --kv-cache-dtype"
     if settings.get("lora_config") is not None or settings.get("speculative_config") is not None:
         yield "it has adapters or speculative decoding; start it without"
     if _is_cpu(settings) and scheduler.get("enable_chunked_prefill"):

@@ -236,6 +236,7 @@ def test_a_server_with_other_settings_is_refused_with_the_remedies(server, refus
         "logprobs_mode": "raw_logprobs", "dtype": "torch.bfloat16", "max_model_len": 128, "quantization": "fp8"
     }  # fmt: skip
     settings["scheduler_config"]["enable_chunked_prefill"] = True
+    settings["cache_config"] = {"cache_dtype": "fp8_e4m3"}
     found = refusal()
     for remedy in (
         "start it with --logprobs-mode processed_logprobs",
@@ -243,6 +244,7 @@ def test_a_server_with_other_settings_is_refused_with_the_remedies(server, refus
         "its sequences have 128 tokens at most, those of the run 256",
         "its weights are quantized (fp8)",
         "start it with --no-enable-chunked-prefill",
+        "it keeps keys and values in fp8_e4m3; start it without --kv-cache-dtype",
     ):
         assert remedy in found
 

@@ -93,7 +93,7 @@ def _load(source: ModelSource, precision: torch.dtype, *, replays_routes: bool) 
     module.requires_grad_(False)
     trained: dict[str, Any] = {}
     if source.adapters is not None:
-        infos = describe_parameters(module, Layout(), [module.config.num_hidden_layers])
+        infos = describe_parameters(module, Layout(), [module.config.get_text_config().num_hidden_layers])
         adapters = Adapters(module, infos, source.adapters)
         trained = dict(adapters.parameters) if source.optimizer is not None else {}
         adapters.attach(module, Layout())

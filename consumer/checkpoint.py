@@ -54,6 +54,7 @@ class CheckpointWriter:
         nested_partial: Path | None = None,
         peft: Mapping[str, Any] | None = None,
         has_optimizer: bool = True,
+        buffers: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Assign parameters to files.
 
@@ -65,6 +66,7 @@ class CheckpointWriter:
             nested_partial: where another checkpoint's writer keeps it until it publishes both; None: a sibling.
             peft: contents of adapter_config.json, of a directory that holds adapters; None: it holds a model.
             has_optimizer: the states of optimizers are written, too.
+            buffers: what the model's files hold besides parameters, by name; it is in the first file.
         """
         self.directory = directory
         self._infos = infos
@@ -72,10 +74,17 @@ class CheckpointWriter:
         self._partial = nested_partial or directory.with_name(f".{directory.name}.partial")
         self._is_nested = nested_partial is not None
         self._peft = peft
+        self._buffers = dict(buffers or {}) if peft is None else {}
         self.has_optimizer = has_optimizer
         self.files = cut_into_files(infos, dtype.itemsize, max_file_bytes)  # names of parameters, file by file
 
-    def nested(self, role: str, infos: Sequence[ParameterInfo], peft: Mapping[str, Any] | None) -> "CheckpointWriter":
+    def nested(
+        self,
+        role: str,
+        infos: Sequence[ParameterInfo],
+        peft: Mapping[str, Any] | None,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> "CheckpointWriter":
         """Return the writer of another model of the same checkpoint, in a directory of its own."""
         directory, partial = role_directory(self.directory, role), role_directory(self._partial, role)
         return CheckpointWriter(
@@ -85,6 +94,7 @@ class CheckpointWriter:
             nested_partial=partial,
             peft=peft,
             has_optimizer=self.has_optimizer,
+            buffers=buffers,
         )
 
     def begin(self) -> None:
@@ -111,6 +121,8 @@ class CheckpointWriter:
             model, optimizer = self._file_name("model", number), self._file_name("optimizer", number)
             prefix = "" if self._peft is None else PREFIX
             saved = {f"{prefix}{name}": weight for name, weight in weights.items()}
+            if number == 0:
+                saved |= self._buffers
             digests = {model: self._save(saved, model, {"format": "pt"})}
             if optimizer_tensors is not None:
                 digests[optimizer] = self._save(optimizer_tensors, optimizer, None)
@@ -176,14 +188,17 @@ class CheckpointWriter:
     def _write_index(self) -> None:
         """Write which file holds each weight; vLLM reads all safetensors of a directory that has no index."""
         saved = {info.name: info.saved for info in self._infos}
+        of_buffers = sum(each.nbytes for each in self._buffers.values())
+        of_weights = sum(prod(info.shape) for info in self._infos) * self._dtype.itemsize
         index = {
-            "metadata": {"total_size": sum(prod(info.shape) for info in self._infos) * self._dtype.itemsize},
+            "metadata": {"total_size": of_weights + of_buffers},
             "weight_map": {
                 stored: self._file_name("model", number)
                 for number, names in enumerate(self.files)
                 for name in names
                 for stored, _ in saved[name].entries()
-            },
+            }
+            | dict.fromkeys(self._buffers, self._file_name("model", 0)),
         }
         (self._partial / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 

@@ -23,6 +23,7 @@ from consumer.adapters.lm_head import untie_lm_head
 from consumer.checkpoint import CheckpointReader, CheckpointWriter, keep, taken
 from consumer.model_memory import ModelMemory
 from consumer.models.compiled_ops import CompiledOps
+from consumer.models.loading import saved_buffers
 from consumer.models.policy_model import DTYPES, HeadWeights, PolicyInput, Precision, load_policy
 from consumer.models.routers import Routers
 from consumer.models.scalar_head import ScalarHead, load_scalar
@@ -78,6 +79,7 @@ class RoleModel:
         self.module = load(directory, dtype=DTYPES[precision], gradient_checkpointing=is_recomputed)
         if adapters is not None and adapters.takes_lm_head and head is None:
             untie_lm_head(self.module, adapters.spec.targets)
+        self.saved_buffers = saved_buffers(self.module) if adapters is None else {}
         self.routers = Routers.attached(self.module, balancing_coeff, router_replay)
         self.infos = describe_parameters(self.module, parallelism.layout, parallelism.layers_per_stage(self.module))
         self.adapters = None if adapters is None else Adapters(self.module, self.infos, adapters)

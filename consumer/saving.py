@@ -48,11 +48,18 @@ def save_models(
     Raises: RunError on every rank if it cannot be written.
     """
     agree, is_first_rank = parallelism.agree, parallelism.layout.sender == 0
-    writer = CheckpointWriter(directory, policy.saved_infos, dtype=dtype, peft=policy.peft, has_optimizer=has_optimizer)
+    writer = CheckpointWriter(
+        directory,
+        policy.saved_infos,
+        dtype=dtype,
+        peft=policy.peft,
+        has_optimizer=has_optimizer,
+        buffers=policy.saved_buffers,
+    )
     agree(writer.begin if is_first_rank else None)
     written = agree(lambda: json.dumps(policy.write(writer)))
     for role, model, its_settings in others:
-        of_role = writer.nested(role, model.saved_infos, model.peft)
+        of_role = writer.nested(role, model.saved_infos, model.peft, model.saved_buffers)
         agree(of_role.begin if is_first_rank else None)
         written += agree(partial(_written, model, of_role, role))
         describe = partial(of_role.describe, model.module, its_settings, tokenizer_files)

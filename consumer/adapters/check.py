@@ -33,7 +33,7 @@ def check_adapters(config: TrainingConfig, hf_config: Any) -> None:
             f"--adapter {config.lora.adapter}: adapts the LM head, which is the embedding of this model and of its "
             "engines; merge it into its base (coati-rl merge), and give that as --model"
         )
-    infos = describe_parameters(model, Layout(), [model.config.num_hidden_layers])
+    infos = describe_parameters(model, Layout(), [model.config.get_text_config().num_hidden_layers])
     factors = adapter_infos(model, infos, config.lora.spec, takes_lm_head=takes_lm_head)
     if config.lora.adapter is None:
         return

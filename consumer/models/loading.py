@@ -94,6 +94,12 @@ def prepare(model: PreTrainedModel, *, gradient_checkpointing: bool) -> PreTrain
     return model
 
 
+def saved_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return what a checkpoint holds besides parameters, such as Gemma 4's `layer_scalar`: copies on the CPU."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {name: each.cpu().clone() for name, each in model.state_dict().items() if name not in parameters}
+
+
 def convert(model: PreTrainedModel) -> None:
     """Convert parameters to the dtype that the model was read for, after sharding, when a rank has only its own part.
 

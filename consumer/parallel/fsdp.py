@@ -67,7 +67,7 @@ class FullyShardedParallelism:
 
     def layers_per_stage(self, model: PreTrainedModel) -> list[int]:
         """Return the model's number of layers: there is one stage."""
-        return [model.config.num_hidden_layers]
+        return [model.config.get_text_config().num_hidden_layers]
 
     def shard(
         self,

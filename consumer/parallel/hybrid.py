@@ -64,7 +64,7 @@ class HybridParallelism:
             self.layout = with_context_groups(self._plugin.layout(), cp_size)
 
     def layers_per_stage(self, model: PreTrainedModel) -> list[int]:
-        manager, num_layers = self._plugin.stage_manager, model.config.num_hidden_layers
+        manager, num_layers = self._plugin.stage_manager, model.config.get_text_config().num_hidden_layers
         layers = [num_layers] if manager is None else list(manager.distribute_layers(num_layers))
         if len(layers) > 1:
             check_stages(model, layers)

@@ -29,7 +29,8 @@ RESTATED = {
 NUMBERS = {
     "72": [
         "72", "72.0", "+72", "7.2e1", r"7.2 \times 10^1", "144/2", r"\frac{144}{2}", r"\dfrac{72}{1}", "72%", "72 cm",
-        r"72 \text{ cm}^2", r"72\,\text{m}/\text{s}", r"72^\circ", r"\$72", "72 dollars", "72 eggs", "x=72",
+        r"72 \text{ cm}^2", r"72 \text{ cm^2}", r"72 \text{ m/s^2}", r"72\,\mathrm{m\,s^{-2}}",
+        r"72\,\text{m}/\text{s}", r"72^\circ", r"\$72", "72 dollars", "72 eggs", "x=72",
         "x = y = 72", "f(2)=72", "x+y=72", r"\angle ABC = 72^\circ", r"\text{Answer} = 72", r"x \approx 72",
         r"\mathbf{72}", r"\left(72\right)", "{72}", r"\{72\}", "The answer is $72$", r"x = \boxed{72}", r"72\quad",
         "\uff17\uff12", "\uff17\uff12\uff0e\uff10",

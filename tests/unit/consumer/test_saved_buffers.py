@@ -1,0 +1,67 @@
+"""Test checkpoints of models whose files hold more than parameters, and of language models within others."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from consumer.backend import Backend
+from consumer.parallel.single_process import SingleProcess
+from tests.backends import backend_config
+
+SIZES = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 16, "pad_token_id": 0, "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+GEMMA_4 = {
+    **SIZES, "vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 8, "global_head_dim": 16,
+    "num_kv_shared_layers": 0, "enable_moe_block": False,
+}  # fmt: skip
+VISION = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+
+
+def saved(directory: Path, config: AutoConfig) -> PreTrainedModel:
+    """A model of these settings, in a directory, each buffer of whose files differs from what it starts with."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, value in model.state_dict().items():
+        if name not in names:
+            value.mul_(0.5)
+    model.save_pretrained(directory)
+    return model
+
+
+def logprobs(model: PreTrainedModel) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.arange(5, 25)[None]).logits.log_softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("gemma4_text", GEMMA_4),
+        ("apertus", {name: value for name, value in SIZES.items() if name not in ("head_dim", "layer_types")}),
+        ("gemma3", {"text_config": {**SIZES, "vocab_size": 300}, "vision_config": VISION, "mm_tokens_per_image": 4,
+                    "image_token_index": 290, "boi_token_index": 291, "eoi_token_index": 292}),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_has_all_that_the_model_s_files_have_and_can_be_trained_on(
+    tmp_path: Path, model_type: str, settings: dict
+) -> None:
+    model = saved(tmp_path / "model", AutoConfig.for_model(model_type, **settings))
+    Backend(backend_config(tmp_path / "model"), SingleProcess(device=torch.device("cpu"))).save(
+        tmp_path / "step-1", state={}
+    )
+    index = json.loads((tmp_path / "step-1" / "model.safetensors.index.json").read_text())
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers = model.state_dict().keys() - parameters
+    assert buffers <= index["weight_map"].keys() and bool(buffers) is (model_type != "gemma3")
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "step-1", dtype=torch.float32).eval()
+    assert torch.equal(logprobs(found), logprobs(model))
+    Backend(backend_config(tmp_path / "step-1"), SingleProcess(device=torch.device("cpu")))

@@ -141,6 +141,12 @@ class Checkpoints:
                 "RestClient.delete_checkpoint, or save them with ttl_seconds"
             )
 
+    def check_made_by(self, directory: Path, made_by: str) -> None:
+        """Raise RequestError if the checkpoint that a request made is not in a directory any more."""
+        found = self._parsed(directory / FILE)
+        if found is None or found.made_by != made_by:
+            raise RequestError("the checkpoint of this sampler was overwritten or deleted; make a new sampling client")
+
     def delete(self, checkpoint: Checkpoint) -> None:
         """Remove a checkpoint."""
         with self._lock:

@@ -64,8 +64,12 @@ class Operations:
         if saved_in is not None:
             shutil.rmtree(self._root / "models" / saved_in, ignore_errors=True)
 
+    def check_made_by(self, directory: str, made_by: str) -> None:
+        """Raise RequestError if the checkpoint that a request made is not in a directory below the root any more."""
+        self._checkpoints.check_made_by(self._root / directory, made_by)
+
     def forget_sampler(self, directory: str | None) -> None:
-        """Delete a sampler's weights, unless they are a checkpoint's."""
+        """Delete the weights that a model published for samplers; those of a checkpoint stay."""
         if directory is not None and directory.startswith("samplers/"):
             shutil.rmtree(self._root / directory, ignore_errors=True)
 

@@ -41,10 +41,10 @@ class _Published:
 
 @dataclass(kw_only=True, slots=True)
 class _Weights:
-    """Hold what is published, by directory; the one that was used last is the last."""
+    """Hold what is published, by `Sampler.weights`; the one that was used last is the last."""
 
     published: OrderedDict[str, _Published] = field(default_factory=OrderedDict)
-    unwanted: set[str] = field(default_factory=set)  # directories to be withdrawn after their last request
+    unwanted: set[str] = field(default_factory=set)  # to be withdrawn after their last request
 
 
 class Sampling:
@@ -81,7 +81,7 @@ class Sampling:
         """Make samplers of weights that a model has published; its inflight samplers move to them."""
         name, is_inflight = request.args["sampler"], request.args["is_inflight"]
         moved = [each for each in self._state.samplers.values() if is_inflight and each.follows == model.id]
-        old = {each.directory for each in moved}
+        old = {each.weights for each in moved}
         for each in moved:
             each.directory = directory
             self._journal.append_soon(self.add(each))
@@ -141,11 +141,11 @@ class Sampling:
         self._futures.finish(sample.id, reply)
 
     async def _sample(self, sampler: Sampler, sample: Sample) -> Reply:
-        base, directory = self._bases.find(sampler.base), sampler.directory
-        if directory is None:
+        base = self._bases.find(sampler.base)
+        if sampler.directory is None:
             result = await base.sampling.sample(_request("", sample.args))
             return Reply(body=write_sample(result), is_proto=True)
-        published = self._publish(base, directory)
+        published = self._publish(base, sampler.directory, sampler.made_by, str(sampler.weights))
         published.num_running += 1
         try:
             await asyncio.shield(published.ready)
@@ -155,37 +155,50 @@ class Sampling:
             self._withdraw_unused()
         return Reply(body=write_sample(result), is_proto=True)
 
-    def _publish(self, base: Base, directory: str) -> _Published:
+    def _publish(self, base: Base, directory: str, made_by: str, key: str) -> _Published:
         """Return a directory's weights in the sampling part, with a name of their own."""
         weights = self._weights
-        found = weights.published.get(directory)
+        found = weights.published.get(key)
         if found is not None and found.ready.done() and (found.ready.cancelled() or found.ready.exception()):
             found = None  # it may succeed now
         if found is None:
             name = uuid.uuid4().hex
-            ready = asyncio.create_task(run_in_threadpool(base.sampling.publish, name, self._root / directory))
-            found = weights.published[directory] = _Published(name=name, base=base, ready=ready)
-        weights.published.move_to_end(directory)
+            ready = asyncio.create_task(self._load(base, name, directory, made_by))
+            found = weights.published[key] = _Published(name=name, base=base, ready=ready)
+        weights.published.move_to_end(key)
         return found
 
-    def drop_weights(self, directory: str | None) -> None:
-        """Withdraw a directory's weights, and delete them unless they are a checkpoint's."""
-        if directory is not None:
-            self._weights.unwanted.add(directory)
+    async def _load(self, base: Base, name: str, directory: str, made_by: str) -> None:
+        """Publish a directory's weights. Raises: RequestError if another checkpoint has taken their place."""
+        if made_by:
+            await run_in_threadpool(self._operations.check_made_by, directory, made_by)
+        await run_in_threadpool(base.sampling.publish, name, self._root / directory)
+        if not made_by:
+            return
+        try:  # again: it may have been replaced while it was read
+            await run_in_threadpool(self._operations.check_made_by, directory, made_by)
+        except RequestError:
+            base.sampling.withdraw(name)
+            raise
+
+    def drop_weights(self, key: str | None) -> None:
+        """Withdraw weights, and delete them unless they are a checkpoint's."""
+        if key is not None:
+            self._weights.unwanted.add(key)
             self._withdraw_unused()
 
     def _withdraw_unused(self) -> None:
         weights = self._weights
         idle = [name for name, each in weights.published.items() if not each.num_running and each.ready.done()]
         surplus = len(weights.published) - self._limits.max_published
-        for index, directory in enumerate(idle):
-            if directory in weights.unwanted or index < surplus:
-                gone = weights.published.pop(directory)
+        for index, key in enumerate(idle):
+            if key in weights.unwanted or index < surplus:
+                gone = weights.published.pop(key)
                 if not gone.ready.cancelled() and gone.ready.exception() is None:
                     gone.base.sampling.withdraw(gone.name)
-        for directory in [each for each in weights.unwanted if each not in weights.published]:
-            weights.unwanted.discard(directory)
-            self._operations.forget_sampler(directory)
+        for key in [each for each in weights.unwanted if each not in weights.published]:
+            weights.unwanted.discard(key)
+            self._operations.forget_sampler(key)
 
     def end(self, sampler: Sampler) -> None:
         """Free what a sampler has; its records are the caller's matter."""
@@ -195,8 +208,8 @@ class Sampling:
                 future.cancel()
             self._futures.discard(sample.id)
         others = [each for each in self._state.samplers.values() if each is not sampler]
-        if sampler.directory not in {each.directory for each in others}:
-            self.drop_weights(sampler.directory)
+        if sampler.weights not in {each.weights for each in others}:
+            self.drop_weights(sampler.weights)
 
     async def close(self) -> None:
         """End the requests in progress; a next server computes them again."""

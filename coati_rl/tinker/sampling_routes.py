@@ -71,15 +71,17 @@ def sampling_router(service: Service) -> APIRouter:
 
 def _new_sampler(service: Service, body: CreateSampler, name: str, session: str, owner: str) -> Sampler:
     """Return the sampler of a base model or a checkpoint. Raises: ApiError."""
-    base, directory = body.base_model, None
+    base, directory, made_by = body.base_model, None, ""
     if body.model_path is not None:
         checkpoint = service.checkpoints.find(body.model_path, owner)
         directory = str(service.checkpoints.directory(checkpoint.path).relative_to(service.root))
-        base = checkpoint.base
+        base, made_by = checkpoint.base, checkpoint.made_by
     if base is None:
         raise ApiError(400, "create_sampling_session: give base_model or model_path")
     found = service.bases.find(base).name
-    return Sampler(id=name, owner=owner, session=session, base=found, path=body.model_path, directory=directory)
+    return Sampler(
+        id=name, owner=owner, session=session, base=found, path=body.model_path, directory=directory, made_by=made_by
+    )
 
 
 def _args(body: Sample) -> dict[str, Any]:

@@ -77,9 +77,15 @@ class Sampler:
     base: str
     path: str | None = None  # tinker://..., as its client sees it
     directory: str | None = None  # below the root; None: the base model
+    made_by: str = ""  # id of the request that made the checkpoint there, whose path another one may take
     clients: int = 0
     follows: str | None = None  # the model whose publishing moves it
     samples: dict[int, "Sample"] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> str | None:
+        """Return a name of its weights that no others ever have; None of the base model."""
+        return f"{self.directory}@{self.made_by}" if self.made_by else self.directory
 
 
 @dataclass(kw_only=True, slots=True)

@@ -2,19 +2,24 @@
 
 import asyncio
 import json
+import threading
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from coati_rl.tinker.bases import Base
 from coati_rl.tinker.bodies import CreateSampler
-from coati_rl.tinker.core import Datum, LossRequest, LossResult, SampledSequence, SampleResult
+from coati_rl.tinker.core import LossResult, SampledSequence, SampleResult
 from coati_rl.tinker.limits import Keys, Limits
 from coati_rl.tinker.messages import MESSAGES
 from coati_rl.tinker.sampling_routes import _new_sampler
+from coati_rl.tinker.scheduler import Job
 from coati_rl.tinker.service import Service
 from coati_rl.tinker.state import CREATE, LOSS, SAVE, STEP, Model
+from coati_rl.tinker.wire import read_forward_backward
+from tests.tinker_client import loss_body
 
 OWNER = "anyone"
 _LORA = {"rank": 4, "seed": 0, "train_attn": True, "train_mlp": True, "train_unembed": True}
@@ -109,6 +114,25 @@ class Running:
         await self.answer(await self.service.training.create(model, CREATE, _LORA))
         self.model = self.service.state.models[model.id]
 
+    def resume(self):
+        """Go on with the model of the server before."""
+        self.model = next(iter(self.service.state.models.values()))
+        self._seq = max(self.model.requests)
+
+    def hold(self):
+        """Have requests wait. Returns: what has them computed at once, while the event loop stands still."""
+        go, scheduler = threading.Event(), self.service.bases.scheduler("tiny")
+        others = {"owner": OWNER, "model": self.model.id, "cost": 0}
+        scheduler.submit(Job(done=lambda _: None, work=lambda _: go.wait(10), **others))
+
+        def compute():
+            done = threading.Event()
+            scheduler.submit(Job(done=lambda _: done.set(), work=lambda _: None, **others))
+            go.set()
+            assert done.wait(10)
+
+        return compute
+
     async def answer(self, future):
         """Return an answer: of a loss "ok", else the JSON."""
         reply = await self.service.futures.wait(future, OWNER, 20)
@@ -118,10 +142,10 @@ class Running:
         self._seq += 1
         return await self.service.training.accept(self.model, self._seq, op, args, **others)
 
-    async def loss(self):
-        datum = Datum(tokens=np.ones(1, np.int64), inputs={"target_tokens": np.ones(1, np.int64)})
-        request = LossRequest(model=self.model.id, data=[datum], loss="cross_entropy")
-        return await self.ask(LOSS, {"is_forward_only": False}, loss=request)
+    async def loss(self, *, is_forward_only=False):
+        body = loss_body(self.model.id, self._seq + 1, [[1, 2]])
+        request = replace(read_forward_backward(body)[0], is_forward_only=is_forward_only)
+        return await self.ask(LOSS, {"is_forward_only": is_forward_only}, body=body, loss=request)
 
     async def step(self):
         return await self.ask(STEP, _ADAM)

@@ -42,6 +42,7 @@ class _Line:
     early: dict[int, tuple[Request, LossRequest | None]] = field(default_factory=dict)
     blocked_since: float | None = None  # of a monotonic clock
     failure: str | None = None  # why none of its requests can be computed
+    lost: str | None = None  # why its gradient or weights are not known; set on the scheduler's thread
     steps: int = 0  # since its automatic checkpoint
     num_bytes: int = 0  # of bodies since then
 
@@ -136,12 +137,15 @@ class Training:
             line.steps = line.num_bytes = 0
         work = None if loss is not None else partial(self._run, model, request, saves=saves)
         cost = sum(len(datum.tokens) for datum in loss.data) if loss is not None else _SMALL_COST
-        self._submit_job(model, cost, partial(self._finish, model, line, request), loss=loss, work=work)
+        finish, check = partial(self._finish, model, line, request), partial(_checked, line, request)
+        self._submit_job(model, cost, finish, check, loss=loss, work=work)
 
-    def _submit_job(self, model: Model, cost: int, finish: Any, **others: Any) -> None:
+    def _submit_job(self, model: Model, cost: int, finish: Any, check: Any = None, **others: Any) -> None:
+        """Submit a job; `check` gets its result before the next job begins, and returns the one that counts."""
         loop = asyncio.get_running_loop()
 
         def done(result: Any) -> None:
+            result = result if check is None else check(result)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(finish, result)
 
@@ -149,7 +153,8 @@ class Training:
         self._bases.scheduler(model.base).submit(job)
 
     def _run(self, model: Model, request: Request, core: Any, *, saves: bool) -> Outcome:
-        failed = self._lines[model.id].failure if model.id in self._lines else "the model's session has ended"
+        line = self._lines.get(model.id)
+        failed = "the model's session has ended" if line is None else line.failure or line.lost
         if failed is not None:
             raise RequestError(failed)
         return self._operations.run(core, model, request, saves=saves)
@@ -250,6 +255,23 @@ class Training:
                 self._submit(model, line, *line.early.pop(seq))
                 line.next_seq += 1
         self._advance(model, line)
+
+
+def _checked(line: _Line, request: Request, result: Any) -> Any:
+    """Return a result, or the error that a model has from the first request on that left it in no known state.
+
+    A call that ends in an exception may have added a part of its gradient, or changed a part of the weights.
+    """
+    is_refused = isinstance(result, (RequestError, ApiError))
+    has_failed = isinstance(result, BaseException) and not is_refused
+    failed_before = request.reply is not None and request.reply.is_error and not is_refused  # it is computed again
+    if request.op in (LOSS, STEP) and request.changes_model and (has_failed or failed_before):
+        cause = f"{type(result).__name__}: {result}"[:500] if has_failed else "before a restart"  # room for the remedy
+        line.lost = line.lost or (
+            f"request {request.seq} failed in the server ({cause}), so that {request.model} has no known gradient and "
+            "weights; go on from your last saved checkpoint; if memory ran out, with fewer or shorter sequences"
+        )
+    return result if line.lost is None else RequestError(line.lost)
 
 
 def _ignore(_: Any) -> None:

@@ -17,7 +17,7 @@ from coati_rl.tinker.messages import MESSAGES
 from coati_rl.tinker.sampling_routes import _new_sampler
 from coati_rl.tinker.scheduler import Job
 from coati_rl.tinker.service import Service
-from coati_rl.tinker.state import CREATE, LOSS, SAVE, STEP, Model
+from coati_rl.tinker.state import CREATE, LOSS, PUBLISH, SAVE, STEP, Model
 from coati_rl.tinker.wire import read_forward_backward
 from tests.tinker_client import loss_body
 
@@ -150,9 +150,14 @@ class Running:
     async def step(self):
         return await self.ask(STEP, _ADAM)
 
-    async def save(self, name, *, overwrite=False):
-        args = {"kind": "weights", "name": name, "overwrite": overwrite, "ttl_seconds": None, "user_metadata": None}
+    async def save(self, name, *, overwrite=False, kind="weights"):
+        args = {"kind": kind, "name": name, "overwrite": overwrite, "ttl_seconds": None, "user_metadata": None}
         return await self.ask(SAVE, args)
+
+    async def publish(self):
+        """Make a sampler of the present weights, without a checkpoint."""
+        self._samplers += 1
+        return await self.ask(PUBLISH, {"sampler": f"published-{self._samplers}", "is_inflight": False})
 
     async def sampler(self, path):
         """Make a sampling client of a checkpoint."""

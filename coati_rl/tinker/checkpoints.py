@@ -68,8 +68,9 @@ class Checkpoints:
         self._root = root
         self._lock = threading.Lock()
         root.mkdir(parents=True, exist_ok=True)
-        for half in (*root.glob(".part-*"), *root.glob(".gone-*")):
-            shutil.rmtree(half, ignore_errors=True)
+        for pattern in (".part-*", "..part-*", ".gone-*"):  # ..part-*: as former servers left them
+            for half in root.glob(pattern):
+                shutil.rmtree(half, ignore_errors=True)
 
     def write(self, checkpoint: Checkpoint, save: Callable[[Path], None], *, overwrites: bool = False) -> None:
         """Write a checkpoint. Raises: RequestError if its path exists, unless it overwrites or is this request's."""
@@ -80,22 +81,23 @@ class Checkpoints:
         if before is not None and not overwrites:
             raise RequestError(f"{checkpoint.path} exists; pass overwrite=True, or another name")
         part = self._root / f".part-{uuid.uuid4().hex}"
-        part.mkdir()
+        whole = part / "whole"  # so that `part` also holds the hidden directories that `save` writes to beside it
         try:
-            save(part)
-            (part / FILE).write_text(json.dumps(asdict(checkpoint)), encoding="utf-8")
-            flush_tree(part)
-            self._put(part, final)
+            whole.mkdir(parents=True)
+            save(whole)
+            (whole / FILE).write_text(json.dumps(asdict(checkpoint)), encoding="utf-8")
+            flush_tree(whole)
+            self._put(whole, final)
         finally:
             shutil.rmtree(part, ignore_errors=True)
 
-    def _put(self, part: Path, final: Path) -> None:
+    def _put(self, whole: Path, final: Path) -> None:
         gone = self._root / f".gone-{uuid.uuid4().hex}"
         with self._lock:
             final.parent.mkdir(parents=True, exist_ok=True)
             if final.exists():
                 final.rename(gone)
-            part.rename(final)
+            whole.rename(final)
             flush(final.parent)
         shutil.rmtree(gone, ignore_errors=True)
 

@@ -3,6 +3,7 @@
 Runs on the scheduler's thread. An outcome holds the answer, and what is known of the model by it.
 """
 
+import logging
 import math
 import shutil
 import time
@@ -18,6 +19,8 @@ from coati_rl.tinker.checkpoints import SAMPLER, TRAINING, Checkpoint, Checkpoin
 from coati_rl.tinker.core import AdamStep, ModelSpec, RequestError, TrainingCore
 from coati_rl.tinker.futures import json_reply
 from coati_rl.tinker.state import CREATE, LOAD, PUBLISH, SAVE, STEP, Model, Reply, Request
+
+logger = logging.getLogger(__name__)
 
 FLAGS = {"train_attn": "trains_attention", "train_mlp": "trains_mlp", "train_unembed": "trains_head"}
 
@@ -96,7 +99,15 @@ class Operations:
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         finite |= {f"{name.partition(':')[0]}_not_finite:sum": 1.0 for name in metrics.keys() - finite.keys()}
         reply = json_reply({"type": "optim_step", "metrics": finite})
-        return Outcome(reply=reply, effects=self._autosave(core, model, request) if saves else {})
+        effects: dict[str, Any] = {}
+        if saves:
+            try:
+                effects = self._autosave(core, model, request)
+            except Exception:  # the step was taken, which a client that hears of a failure would take again
+                logger.exception(
+                    "no automatic checkpoint of %s after request %d; a later one is tried", model.id, request.seq
+                )
+        return Outcome(reply=reply, effects=effects)
 
     def _autosave(self, core: TrainingCore, model: Model, request: Request) -> dict[str, Any]:
         saved_in = uuid.uuid4().hex
@@ -136,7 +147,12 @@ class Operations:
         return Outcome(reply=reply, directory=f"samplers/{name}")
 
     def _write(self, core: TrainingCore, model: Model, directory: Path, *, with_optimizer: bool) -> None:
-        directory.mkdir()
-        core.save(model.id, directory, with_optimizer=with_optimizer)
-        flush_tree(directory)
-        flush(directory.parent)
+        try:
+            directory.mkdir()
+            core.save(model.id, directory, with_optimizer=with_optimizer)
+            flush_tree(directory)
+            flush(directory.parent)
+        except BaseException:
+            for left in directory.parent.glob(f"*{directory.name}*"):  # `save` writes to hidden directories beside it
+                shutil.rmtree(left, ignore_errors=True)
+            raise

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from coati_rl.text import shorten
 from producer.environments.episode import Action, Episode, EpisodeFailure, EpisodeTask, Step
 from producer.environments.loop_thread import LoopThread, is_cancellation
+from producer.environments.own_copies import own_action, own_task
 from producer.environments.returned_steps import as_rewards, as_start, as_step
 
 OPTIONAL = ("truncated", "close")  # methods of an episode
@@ -60,12 +61,21 @@ class ThreadHost:
         make_episode: the user's class with its arguments.
         timeout_s: for each call.
         max_stuck: calls that may hang past their limit before no further episode begins.
+        has_own_copies: episodes may change their tasks and conversations, which are copied for them.
     """
 
-    def __init__(self, make_episode: Callable[[], Episode], *, timeout_s: float, max_stuck: int = 256) -> None:
+    def __init__(
+        self,
+        make_episode: Callable[[], Episode],
+        *,
+        timeout_s: float,
+        max_stuck: int = 256,
+        has_own_copies: bool = True,
+    ) -> None:
         self._make_episode = make_episode
         self._timeout_s = timeout_s
         self._max_stuck = max_stuck
+        self._has_own_copies = has_own_copies
         self._stuck: set[Future[Any]] = set()
         self._loop: LoopThread | None = None
         self._starting = threading.Lock()  # of the loop
@@ -77,7 +87,7 @@ class ThreadHost:
             raise EpisodeFailure(
                 f"{len(self._stuck)} calls of the environment hang; --env-isolation process would end them"
             )
-        return _ThreadCalls(self._make_episode, self)
+        return _ThreadCalls(self._make_episode, self, has_own_copies=self._has_own_copies)
 
     def close(self) -> None:
         """See `EpisodeHost.close`; threads that hang end with this process."""
@@ -105,9 +115,10 @@ class ThreadHost:
 class _ThreadCalls:
     """Implement `EpisodeCalls` with a thread of the episode's own."""
 
-    def __init__(self, make_episode: Callable[[], Episode], host: ThreadHost) -> None:
+    def __init__(self, make_episode: Callable[[], Episode], host: ThreadHost, *, has_own_copies: bool) -> None:
         self._make_episode = make_episode
         self._host = host
+        self._has_own_copies = has_own_copies
         self._thread = _CallThread()
         self._made: Future[Episode] | None = None
         self._episode: Episode | None = None
@@ -117,10 +128,10 @@ class _ThreadCalls:
         name = "the constructor"
         self._made = self._thread.run(name, self._make_episode)
         self._episode = await self._answer(name, self._made)
-        return as_start(await self._call("reset", task))
+        return as_start(await self._call("reset", own_task(task) if self._has_own_copies else task))
 
     async def step(self, action: Action) -> Step:
-        return as_step(await self._call("step", action))
+        return as_step(await self._call("step", own_action(action) if self._has_own_copies else action))
 
     async def truncated(self) -> Mapping[str, float]:
         return as_rewards(await self._call("truncated"))

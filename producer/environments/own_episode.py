@@ -1,6 +1,5 @@
 """Make the episodes of the file that --env names: it is checked in the driver, and read in each producer."""
 
-import functools
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from coati_rl.errors import ConfigError
 from coati_rl.plugins import load_function, load_module
 from producer.environments.compatible.forms import AgentForm, form_of, object_of
 from producer.environments.compatible.run_limits import RunLimits
+from producer.environments.own_copies import own_arguments
 from producer.environments.textarena_game import PREFIX, TextArenaEpisode, check_game
 
 
@@ -27,7 +27,7 @@ def episode_factory(name: str, arguments: Mapping[str, Any], limits: RunLimits |
         game = name.removeprefix(PREFIX)
         if limits is None:  # a check
             check_game(game, arguments)
-        return AgentForm(make=functools.partial(TextArenaEpisode, game, arguments))
+        return AgentForm(make=lambda: TextArenaEpisode(game, own_arguments(arguments)))
     is_file = name.endswith(".py")
     module = load_module(Path(name if is_file else name.rpartition(":")[0]), name, flag="--env")
     made = object_of(module, name) if is_file else load_function(name, flag="--env")
@@ -44,4 +44,4 @@ def episode_factory(name: str, arguments: Mapping[str, Any], limits: RunLimits |
     except (TypeError, ValueError) as error:
         given = ", ".join(arguments) or "nothing"
         raise ConfigError(f"--env-arg: {name} is given {given}, and does not take these: {error}") from error
-    return AgentForm(make=functools.partial(made, **arguments))
+    return AgentForm(make=lambda: made(**own_arguments(arguments)))

@@ -59,7 +59,7 @@ class ToolHost(ThreadHost):
     """Implement `EpisodeHost` for episodes with tools, which are async, and end the tools with it."""
 
     def __init__(self, make_episode: Callable[[], ToolEpisode], toolbox: Toolbox, *, timeout_s: float) -> None:
-        super().__init__(make_episode, timeout_s=timeout_s)
+        super().__init__(make_episode, timeout_s=timeout_s, has_own_copies=False)
         self._toolbox = toolbox
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """Hold the tools of a run: made from its flags, opened for each episode, called by name."""
 
 import asyncio
+import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -117,7 +118,8 @@ class OpenTools:
         tool = self._tools.get(call.name)
         if tool is None:
             raise ToolError(f"there is no tool {call.name}; the tools are {', '.join(self._tools)}")
-        arguments = typed_arguments(tool.schema, call.arguments)
+        # Copied: a function may change them, and the next context holds the call as the policy has written it.
+        arguments = copy.deepcopy(typed_arguments(tool.schema, call.arguments))
         check_arguments(tool.schema, arguments)
         try:
             return await asyncio.wait_for(tool.call(arguments), self._timeout_s)

@@ -9,7 +9,6 @@
 | a class with `execute`, or one that is given an AgentInstance | OpenRLHF | its base class or the method |
 """
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from producer.environments.compatible.rl4llm import (
 )
 from producer.environments.compatible.run_limits import RunLimits
 from producer.environments.episode import Episode
+from producer.environments.own_copies import own_arguments
 
 _LOOP = "MultiTurnAgentExecutor"
 _OLD = ("max_steps", "max_length", "llm_engine", "hf_tokenizer", "result_queue")  # of constructors before 0.9
@@ -86,7 +86,7 @@ def form_of(
         return _loop_form(made, module, arguments, name, limits)
     if has_base(made, "AgentInstanceBase"):
         _check_arguments(made, arguments, name)
-        return AgentForm(make=lambda: AgentInstanceEpisode(lambda: (made, arguments)))
+        return AgentForm(make=lambda: AgentInstanceEpisode(lambda: (made, own_arguments(arguments))))
     execute = next((each for each in made.__mro__ if "execute" in vars(each)), None)
     is_loop = has_base(made, _LOOP) and (execute is None or execute.__name__ == _LOOP)
     if (execute is None and not is_loop) or callable(getattr(made, "step", None)):
@@ -97,8 +97,8 @@ def form_of(
     _check_arguments(made, arguments, name)
     if is_loop:  # of steps, which are an episode's
         return AgentForm(
-            make=lambda: AgentInstanceEpisode(lambda: (made(**arguments).agent_instance_cls, {})),
-            check_tokenizer=lambda _: _make_once(lambda: made(**arguments).agent_instance_cls, name),
+            make=lambda: AgentInstanceEpisode(lambda: (made(**own_arguments(arguments)).agent_instance_cls, {})),
+            check_tokenizer=lambda _: _make_once(lambda: made(**own_arguments(arguments)).agent_instance_cls, name),
         )
     return _executor_form(made, arguments, name, limits)
 
@@ -167,7 +167,8 @@ def _loop_form(
 
 
 def _executor_form(made: type, arguments: Mapping[str, Any], name: str, limits: RunLimits | None) -> AgentForm:
-    make_object = functools.partial(made, **arguments)
+    def make_object() -> Any:
+        return made(**own_arguments(arguments))
 
     def make() -> Episode:
         return DrivenEpisode(ExecutorAgent(make_object, _needed(limits)), _needed(limits))

@@ -17,6 +17,7 @@ from producer.environments.compatible.openrlhf import one_number
 from producer.environments.compatible.run_limits import RunLimits
 from producer.environments.compatible.sampling import changes_of, fields_of
 from producer.environments.episode import EpisodeFailure, EpisodeTask, Message
+from producer.environments.own_copies import own_arguments
 
 _BASE = "BaseMDPEnv"
 
@@ -51,7 +52,8 @@ class LoopEnvironment:
         """Return an environment of one sample. Raises: what its constructor raises."""
         given = self.given(messages, ground_truth)
         values = {"tokenizer": tokenizer, "max_steps": max_steps}
-        return self.made(**{**given, **{name: values[name] for name in given if name in values}, **self.arguments})
+        of_run = {name: values[name] for name in given if name in values}
+        return self.made(**{**given, **of_run, **own_arguments(self.arguments)})
 
     def given(self, messages: Sequence[Message], ground_truth: Any) -> dict[str, Any]:
         """Return the arguments of the run that the constructor takes; tokenizer and max_steps are None."""

@@ -30,6 +30,15 @@ def search(query: str, limit: int = 3) -> list[str]:
     """
     return [query.upper()] * limit
 
+def largest(numbers: list[int]) -> int:
+    """Find the largest number.
+
+    Args:
+        numbers: at least one.
+    """
+    numbers.sort()
+    return numbers.pop()
+
 async def wait(seconds: float) -> str:
     """Wait.
 
@@ -121,6 +130,12 @@ def test_calls_are_answered_in_order_by_messages_of_the_role_tool(own: str) -> N
     assert first.message == {"role": "tool", "tool_call_id": "abcdefghi", "name": "calculator", "content": "2"}
     assert second.message["content"] == '["É", "É", "É"]'
     assert (second.record["name"], second.record["is_error"]) == ("search", False)
+
+
+def test_a_function_that_changes_its_arguments_leaves_the_call_as_it_was_written(own: str) -> None:
+    written = call("largest", numbers=[3, 9, 1])
+    assert run(make(f"{own}:largest"), written) == ["9"]
+    assert written.arguments == {"numbers": [3, 9, 1]}
 
 
 def test_calls_of_one_answer_run_at_the_same_time(own: str) -> None:

@@ -70,6 +70,7 @@ class GroupRunner:
         self._changed = asyncio.Event()  # a group is done, or a wake-up
         self._running: dict[asyncio.Task[RolledOut], Lease] = {}
         self._cuts: dict[int, asyncio.Event] = {}  # of running groups, by lease id
+        self._dropped: set[asyncio.Task[RolledOut]] = set()  # of the running ones, done or not
         self._done: deque[asyncio.Task[RolledOut]] = deque()
 
     @property
@@ -100,8 +101,8 @@ class GroupRunner:
         self._loop.run_until_complete(self._wait(timeout_s))
         finished: list[RolledOut] = []
         while self._done:
-            if self._done[0].cancelled():  # it was dropped
-                del self._running[self._done.popleft()]
+            if self._done[0] in self._dropped or self._done[0].cancelled():
+                self._forget(self._done.popleft())
                 continue
             try:
                 result = self._done[0].result()
@@ -117,15 +118,16 @@ class GroupRunner:
 
     @property
     def lease_ids(self) -> list[int]:
-        """Return the leases whose groups are not done, or not taken yet."""
-        return [lease.lease_id for lease in self._running.values()]
+        """Return the leases whose groups are not done, or not taken yet; not those that were dropped."""
+        return [lease.lease_id for task, lease in self._running.items() if task not in self._dropped]
 
     def drop(self, lease_ids: Collection[int]) -> None:
         """End the groups of these leases, and what the engine generates for them; they are not handed out."""
         self._num_drops += bool(lease_ids)
         for task, lease in self._running.items():
             if lease.lease_id in lease_ids:
-                task.cancel()
+                task.cancel()  # does nothing to one that is done
+                self._dropped.add(task)
 
     def cut(self, lease_ids: Collection[int]) -> None:
         """Have the open episodes of these leases end."""
@@ -163,6 +165,12 @@ class GroupRunner:
         self._done.append(task)
         self._changed.set()
 
+    def _forget(self, task: "asyncio.Task[RolledOut]") -> None:
+        """Remove a group that is done, and not handed out."""
+        _ = task.cancelled() or task.exception()  # else asyncio logs that nobody has looked at it
+        self._dropped.discard(task)
+        del self._running[task]
+
     async def _roll_out(self, lease: Lease, min_policy_version: int) -> RolledOut:
         generate = LeaseGenerate(
             lease,
@@ -183,7 +191,8 @@ class GroupRunner:
         except Exception as error:  # noqa: BLE001 - a failed rollout is data: recorded and counted
             return RolledOut(lease=lease, error=f"the environment failed: {type(error).__name__}: {error}")
         finally:
-            del self._cuts[lease.lease_id]
+            if self._cuts.get(lease.lease_id) is generate.cut:  # else it was dropped, and its lease is issued again
+                del self._cuts[lease.lease_id]
             generate.close()
 
 

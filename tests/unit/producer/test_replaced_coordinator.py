@@ -1,7 +1,14 @@
 """Test that a producer loses nothing to a coordinator that dies, and drops what another one does not know."""
 
+import asyncio
+from dataclasses import replace
+
 from coati_rl.errors import CoordinatorReplacedError
-from tests.unit.producer.test_rollout_loop import Coordinator, lease, roll_out
+from coati_rl.observability.timeline import NO_TIMELINE
+from producer.environments.environment import Rollout
+from producer.environments.single_turn import SingleTurn, single_turns
+from producer.group_runner import GroupRunner
+from tests.unit.producer.test_rollout_loop import Coordinator, Engine, lease, roll_out
 
 __all__ = ["roll_out"]  # a fixture
 
@@ -51,3 +58,65 @@ def test_requests_of_leases_that_it_does_not_know_are_ended_and_have_other_names
     assert engine.aborted == ["lease-1", "lease-2"]
     assert [request.request_id for request in engine.requests[3:]] == ["lease-1.1", "lease-2.1"]
     assert sorted(group.lease_id for group in coordinator.groups) == [0, 1, 2]
+
+
+def runner_of(engine, environment=None):
+    environment = environment or SingleTurn()
+    return GroupRunner(engine, environment, max_sequences=20, group_size=2, timeline=NO_TIMELINE)
+
+
+def turn(runner, times=1):
+    """Let the groups run, without taking those that are done."""
+    for _ in range(times):
+        runner._loop.run_until_complete(asyncio.sleep(0))
+
+
+def test_a_lease_that_is_issued_again_while_its_first_group_still_ends_is_sampled_once():
+    """Episodes end as a group's do: cancelled, and waited for."""
+
+    class Episodes:
+        async def run(self, prompt, generate, *, group_size):
+            tasks = [asyncio.ensure_future(generate(prompt.token_ids)) for _ in range(group_size)]
+            try:
+                answered = await asyncio.gather(*tasks)
+            except BaseException:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                raise
+            return Rollout(trajectories=single_turns(prompt, [part for (part,) in answered], temperature=0.7))
+
+    engine = Engine()
+    runner = runner_of(engine, Episodes())
+    runner.submit([lease(7)], min_policy_version=4)
+    turn(runner, 3)
+    runner.drop({7})
+    assert runner.lease_ids == [], "it is not held any more"
+    runner.submit([lease(7)], min_policy_version=4)
+    assert runner.lease_ids == [7]
+    taken = []
+    for _ in range(6):
+        turn(runner, 3)
+        engine.answer_one()
+        taken += runner.take_finished(0.05)
+    assert [(done.lease.lease_id, done.error, len(done.trajectories)) for done in taken] == [(7, None, 2)]
+    assert runner.is_drained
+    runner.close()
+
+
+def test_a_group_that_is_done_when_its_lease_becomes_void_is_not_handed_out_for_the_prompt_that_gets_its_id():
+    engine = Engine()
+    runner = runner_of(engine)
+    runner.submit([lease(7)], min_policy_version=4)
+    engine.answer_one()
+    turn(runner, 3)
+    runner.drop({7})
+    other = lease(8)
+    runner.submit([replace(other, lease_id=7)], min_policy_version=4)
+    assert runner.take_finished(0.05) == []
+    engine.answer_one()
+    turn(runner, 3)
+    (done,) = runner.take_finished(0.05)
+    assert (done.lease.prompt.uid, done.trajectories[0].token_ids.tolist()) == ("p8", [1, 8, 7, 8])
+    assert runner.is_drained
+    runner.close()

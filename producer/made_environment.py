@@ -19,6 +19,7 @@ from producer.environments.own_episode import episode_factory
 from producer.environments.process_host import ProcessHost
 from producer.gateway.agent_task import check_agent
 from producer.tools.call_formats import tool_format_for
+from producer.tools.call_rules import call_rules
 from producer.tools.tool_episode import ToolEpisode, ToolHost
 from producer.tools.toolbox import check_python_tool, make_toolbox
 
@@ -116,9 +117,11 @@ def make_environment(config: Config, *, log_dir: Path | None = None) -> OwnedEnv
     )
     if environment.env is None:
         toolbox = make_toolbox(environment, is_isolated=not config.reward.run_model_code_without_sandbox)
-        make_episode = partial(ToolEpisode, toolbox, tool_format_for(tokenizer, environment.tool_format), tokenizer)
+        template = ChatTemplate(tokenizer, tools=toolbox.schemas)
+        tool_format = tool_format_for(tokenizer, environment.tool_format)
+        make_episode = partial(ToolEpisode, toolbox, tool_format, tokenizer, rules=call_rules(template))
         host = ToolHost(make_episode, toolbox, timeout_s=limits.timeout_s)
-        return make(make_episode, ChatTemplate(tokenizer, tools=toolbox.schemas), host=host)
+        return make(make_episode, template, host=host)
     name, arguments = environment.env, environment.arguments
     run_limits = RunLimits(
         model=str(config.model.model),

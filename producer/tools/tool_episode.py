@@ -1,12 +1,17 @@
 """Play episodes in which the policy calls tools: an answer without a call ends the episode."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from producer.environments.episode import Action, EpisodeTask, Message, Observation, Step
 from producer.environments.episode_host import ThreadHost
 from producer.tools.call_formats import ToolCallFormat, answer_text
+from producer.tools.call_formats.answer import ParsedAnswer, with_plain_ids
+from producer.tools.call_rules import CallRules
 from producer.tools.toolbox import Toolbox
+
+_ALL = CallRules()
 
 
 class ToolEpisode:
@@ -20,12 +25,16 @@ class ToolEpisode:
         toolbox: of the producer.
         tool_format: in which the policy writes calls.
         tokenizer: of the model.
+        rules: of its chat template. Calls behind the first are not run where it writes one, which the policy reads.
     """
 
-    def __init__(self, toolbox: Toolbox, tool_format: ToolCallFormat, tokenizer: Any) -> None:
+    def __init__(
+        self, toolbox: Toolbox, tool_format: ToolCallFormat, tokenizer: Any, *, rules: CallRules = _ALL
+    ) -> None:
         self._tools = toolbox.open()
         self._format = tool_format
         self._tokenizer = tokenizer
+        self._rules = rules
 
     async def reset(self, task: EpisodeTask) -> Observation:
         """See `Episode.reset`: the dataset's prompt was rendered with the tools."""
@@ -33,7 +42,7 @@ class ToolEpisode:
 
     async def step(self, action: Action) -> Step:
         """See `Episode.step`. Raises: EpisodeFailure if a tool is broken."""
-        parsed = self._format.parse(answer_text(self._tokenizer, action.token_ids), turn=action.turn)
+        parsed = self._parsed(action)
         if action.finish_reason == "length" or not (parsed.calls or parsed.errors):
             return Step(reward={}, done=True)
         results = await self._tools.run(parsed.calls)
@@ -53,6 +62,16 @@ class ToolEpisode:
 
     async def close(self) -> None:
         await self._tools.close()
+
+    def _parsed(self, action: Action) -> ParsedAnswer:
+        """Return the calls of an answer as the chat template takes them."""
+        parsed = self._format.parse(answer_text(self._tokenizer, action.token_ids), turn=action.turn)
+        if not self._rules.takes_ids:
+            parsed = with_plain_ids(parsed, turn=action.turn)
+        if self._rules.takes_several or len(parsed.calls) <= 1:
+            return parsed
+        problem = f"an answer may hold one call; of these {len(parsed.calls)}, only the first was run"
+        return replace(parsed, calls=parsed.calls[:1], errors=(*parsed.errors, problem))
 
 
 class ToolHost(ThreadHost):

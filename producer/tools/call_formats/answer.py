@@ -7,14 +7,15 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 MAX_CHARACTERS = 1 << 20  # of an answer that is parsed
 MAX_CALLS = 64  # of an answer, calls that cannot be read included
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # OpenAI's rule, and dots
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_ID_LENGTH = 9  # letters and digits: Mistral's templates refuse other lengths
+_ID_LENGTH = 9  # letters and digits: Mistral's templates refuse others
+_PLAIN_ID = re.compile(rf"[A-Za-z0-9]{{{_ID_LENGTH}}}")
 _THOUGHT_END = "</think>"
 
 
@@ -133,12 +134,22 @@ def _assembled(text: str, spans: Sequence[CallSpan], *, turn: int) -> ParsedAnsw
             taken = {call.id for call in calls}
             number = len(calls)
             is_usable = _ID.fullmatch(written.id) is not None and written.id not in taken
-            call_id = written.id if is_usable else _call_id(f"{turn} {number} {written.name} {written.arguments!r}")
-            calls.append(ToolCall(name=written.name, arguments=written.arguments, id=call_id))
+            call = ToolCall(name=written.name, arguments=written.arguments, id=written.id)
+            calls.append(call if is_usable else _with_new_id(call, turn, number))
     rest = text[end:]
     content.append(rest if not calls or rest.strip() else "")
     return ParsedAnswer(content="".join(content), calls=tuple(calls), errors=tuple(errors))
 
 
-def _call_id(text: str) -> str:
-    return hashlib.blake2b(text.encode(errors="replace")).hexdigest()[:_ID_LENGTH]
+def with_plain_ids(parsed: ParsedAnswer, *, turn: int) -> ParsedAnswer:
+    """Return an answer in which ids of the model's that are not nine letters and digits are replaced."""
+    calls = tuple(
+        call if _PLAIN_ID.fullmatch(call.id) else _with_new_id(call, turn, number)
+        for number, call in enumerate(parsed.calls)
+    )
+    return replace(parsed, calls=calls)
+
+
+def _with_new_id(call: ToolCall, turn: int, number: int) -> ToolCall:
+    text = f"{turn} {number} {call.name} {call.arguments!r}"
+    return replace(call, id=hashlib.blake2b(text.encode(errors="replace")).hexdigest()[:_ID_LENGTH])

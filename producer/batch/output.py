@@ -79,7 +79,9 @@ class BatchOutput:
 
     def _append(self, file: IO[bytes], lines: Sequence[Mapping[str, Any]]) -> int:
         """Append objects as lines. Returns: the file's size."""
-        file.write(b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines))
+        # Half of a surrogate pair, as a reward's detail may hold, becomes its JSON escape.
+        texts = (json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") for line in lines)
+        file.write(b"".join(text + b"\n" for text in texts))
         file.flush()
         return os.fstat(file.fileno()).st_size
 

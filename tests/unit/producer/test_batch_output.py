@@ -122,3 +122,13 @@ def test_a_full_disk_is_told_with_the_path(path):
     output = BatchOutput(path, SETTINGS, overwrite=True)
     with pytest.raises(RunError, match=f"{path} cannot be written: "), output:
         output.add({"uid": "p0"}, rows_of(0))
+
+
+def test_half_of_a_surrogate_pair_is_written_as_its_escape_and_the_rows_are_read_back(path):
+    row = {"uid": "p0", "detail": "ValueError: no number: \ud83d, é"}
+    with BatchOutput(path, SETTINGS) as output:
+        output.add({"uid": "p0"}, [row])
+    assert written(path) == [row]
+    assert "\\ud83d, é" in path.read_text(encoding="utf-8")
+    with BatchOutput(path, SETTINGS) as output:
+        assert [record["uid"] for record in output.records] == ["p0"]

@@ -1,12 +1,14 @@
 """Ask an engine for samples on behalf of a leased prompt: what an environment is given as `generate`.
 
 Each request has an id and a seed of its own, which depend on the lease, the episode and the turn alone, and not on what
-else is in flight. The event loop's thread uses it; engines answer from theirs. G is the lease's group size: if it has a
-baseline, episode G, and of samples outside of episodes the one after the first G, is greedy in all its turns.
+else is in flight. The event loop's thread uses it; engines answer from theirs, and agents' episodes end from the
+gateway's. G is the lease's group size: if it has a baseline, episode G, and of samples outside of episodes the one
+after the first G, is greedy in all its turns.
 """
 
 import asyncio
 import hashlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -71,6 +73,9 @@ class LeaseGenerate:
         self._num_requests = 0
         self._num_samples = 0  # asked for so far, outside of episodes
         self._turns: Counter[int] = Counter()  # asked for so far, by episode
+        self._ended: set[int] = set()  # episodes
+        self._is_closed = False
+        self._submitting = threading.Lock()  # so that an episode that has ended is not opened again by a call
         self.cut = asyncio.Event()  # see `Generate.cut`
 
     @property
@@ -96,11 +101,14 @@ class LeaseGenerate:
             (num_sampled, False, on_tokens),
             (num_samples - num_sampled, True, None if num_sampled else on_tokens),
         )
-        asked = [  # both, before any is waited for
-            self._submit(token_ids, num, episode, sampling or {}, to, is_greedy=is_greedy)
-            for num, is_greedy, to in parts
-            if num > 0
-        ]
+        with self._submitting:
+            if self._is_closed or episode in self._ended:  # commits would wait for it, and nobody would end it
+                raise RolloutError("the episode has ended")
+            asked = [  # both, before any is waited for
+                self._submit(token_ids, num, episode, sampling or {}, to, is_greedy=is_greedy)
+                for num, is_greedy, to in parts
+                if num > 0
+            ]
         try:
             return tuple([completion for each in asked for completion in await each.completions()])
         except BaseException:
@@ -110,11 +118,15 @@ class LeaseGenerate:
             raise
 
     def end_episode(self, episode: int) -> None:
-        if episode in self._turns:
-            self._engine.close_episode(self._episode_id(episode))
+        with self._submitting:
+            self._ended.add(episode)
+            if episode in self._turns:
+                self._engine.close_episode(self._episode_id(episode))
 
     def close(self) -> None:
-        """End the episodes: a commit waits for them no longer."""
+        """End the episodes, so that a commit waits for them no longer, and refuse further calls."""
+        with self._submitting:
+            self._is_closed = True
         for episode in self._turns:
             self.end_episode(episode)
 

@@ -31,15 +31,10 @@ _LOSS_ARRAYS: Mapping[str, DTypeLike] = {
 }
 _BLANK_ARRAYS: Mapping[str, DTypeLike] = {
     **_LOSS_ARRAYS,
-    "loss_weights": np.float32,
-    "advantages": np.float32,
-    "rollout_logprobs": np.float32,
-    "temperature": np.float32,
     "policy_version": np.int32,
-    "old_logprobs": np.float32,
-    "ref_logprobs": np.float32,
-    "label": np.float32,
-    "kl_estimate": np.float32,
+    **dict.fromkeys(("loss_weights", "advantages", "rollout_logprobs", "temperature"), np.float32),
+    **dict.fromkeys(("old_logprobs", "ref_logprobs", "label", "kl_estimate"), np.float32),
+    **dict.fromkeys(("token_rewards", "is_cut"), np.float32),  # a critic's targets read them
 }
 
 _ALIGNMENT = 64  # bytes

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from coati_rl.algorithms.advantage import reward
+from coati_rl.algorithms.gae import TokenReturns
 from coati_rl.batching.group_rules import GroupRules
 from coati_rl.batching.packing import pack
 from coati_rl.batching.sample_builder import build_samples
@@ -55,6 +56,17 @@ def test_samples_carry_them_into_the_micro_batch(forked_group: Any, shares_prefi
         assert set(arrays["is_cut"][its]) == {sample.arrays["is_cut"]}
     assert [sample.arrays["is_cut"] for sample in samples] == [0.0, 1.0, 0.0]  # a limit cut the fork
     assert not arrays["token_rewards"][~arrays["loss_mask"]].any()
+
+
+def test_a_rank_without_a_sample_has_the_arrays_that_a_critic_s_targets_read(group_of: Any) -> None:
+    rules = GroupRules(max_new_tokens=8, has_token_rewards=True)
+    group = group_of([(1.0, 2), (0.0, 3, "invalid")])  # one of two samples is not in the loss
+    samples = build_samples(group, rules=rules, loss_variation="token_level", estimator=reward)
+    (full,), (blank,) = pack(samples, num_ranks=2, max_samples=1)
+    dtypes = {name: array.dtype for name, array in blank.loss_arrays.items()}
+    assert {name: array.dtype for name, array in full.loss_arrays.items()}.items() <= dtypes.items()
+    done, _ = TokenReturns(trace=1.0)(blank.with_arrays(old_values=np.ones((1, 1), np.float32)))
+    assert (done.loss_arrays["advantages"].tolist(), done.loss_arrays["returns"].tolist()) == ([[0.0]], [[0.0]])
 
 
 def test_without_a_critic_samples_have_no_such_arrays(forked_group: Any) -> None:

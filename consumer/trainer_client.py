@@ -41,6 +41,7 @@ class TrainerClient(OffloadClient):
         self.probe: list[int] = []  # tokens of a sample that was trained last
         self.config = config
         self._sizes = self._batch_settings()
+        self._newest_version: int | None = None  # of the policy that sampled what was trained; None: nothing was
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -70,6 +71,7 @@ class TrainerClient(OffloadClient):
         if not samples:
             return {}
         self.probe = [*map(int, (*samples[0].prefix_ids, *samples[0].token_ids))][:MAX_PROBE_TOKENS]
+        self._keep_old_policy(samples)
         parts = self._selection.split(samples, fraction=1.0)  # with a gradient, and for the metrics alone
         trained, measured = (batches_of(part, self._sizes, step=self.step, is_last=False) for part in parts)
         count = denominator(samples, self._sizes)
@@ -132,6 +134,7 @@ class TrainerClient(OffloadClient):
         """Go on from a checkpoint of any layout, with its weights, optimizer, random state and step."""
         self.each("load", Path(directory).absolute())
         self._absent = {}
+        self._newest_version = None
         self.step = int(load_state(Path(directory))["step"])
         self._begin_step()
 
@@ -140,6 +143,16 @@ class TrainerClient(OffloadClient):
         self.need("weights")
         weights: dict[str, Tensor] = self.each("live_weights")[0]
         return weights
+
+    def _keep_old_policy(self, samples: Sequence[Sample]) -> None:
+        """Copy the policy that old_logprobs are of before the first samples of newer weights; all ranks at this call.
+
+        Samples without `policy_version` are of no newer weights than others.
+        """
+        newest = max(int(np.max(sample.arrays.get("policy_version", -1), initial=-1)) for sample in samples)
+        if self._newest_version is None or newest > self._newest_version:
+            self.each("keep_old_policy")
+            self._newest_version = newest
 
     def _dp_rank(self, rank: int) -> int:
         return rank * self.config.dp // self.members.size

@@ -1,6 +1,7 @@
 """Hold one rank of a trainer: models, objective and optimizer, and its part in sending the weights."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from consumer.jobs import offline, rl
 from consumer.jobs.job import backend_config, policy_source, start_model
 from consumer.joined_rank import TIMEOUT_S, JoinedRank
 from consumer.objectives.objective import Objective
+from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.objectives.run_objective import policy_gradient
 from consumer.offloaded_parts import OffloadedParts
 from consumer.optim.learning_rate import LearningRate
@@ -64,7 +66,8 @@ class TrainerRank(JoinedRank):
             objective, models = offline.objective_of(config), offline.models(config, directory)
         else:
             assert isinstance(config, Config)  # noqa: S101, the other kind of job
-            objective, models = policy_gradient(config), rl.models(config, directory)
+            objective = _with_old_policy(policy_gradient(config))
+            models = rl.models(config, directory, keeps_old_policy=objective.keeps_old_policy)
         settings = backend_config(config, models, dtype=self._dtype)
         self._backend = (
             make_backend(settings, device=self.device, timeout_s=TIMEOUT_S)
@@ -100,6 +103,11 @@ class TrainerRank(JoinedRank):
     def unit(self) -> int:
         """Return the samples that the loss compares, which stay together."""
         return self._objective.unit
+
+    def keep_old_policy(self) -> None:
+        """Copy the policy to the model that computes old_logprobs, if the loss has one."""
+        if "old" in self._objective.roles:
+            self._backend.keep_old_policy()
 
     def forward_backward(self, batch: RaggedBatch) -> dict[str, Any]:
         """Add the gradient of this rank's samples. Returns: metrics of the samples of all ranks; none without head."""
@@ -151,3 +159,10 @@ class TrainerRank(JoinedRank):
     def close(self) -> None:
         """End the layout's process groups."""
         self.meta()
+
+
+def _with_old_policy(objective: PolicyGradient) -> PolicyGradient:
+    """Let a copy of the policy compute old_logprobs, if the trainer does: a loop takes any steps between two syncs."""
+    if objective.old_policy_period is None:
+        return objective
+    return replace(objective, old_policy_period=objective.updates_per_batch + 1)

@@ -24,8 +24,14 @@ if TYPE_CHECKING:
     from consumer.models.scalar_head import ScalarHead
 
 
-def models(config: Config, directory: Path) -> dict[Role, ModelSource]:
-    """Return a trainer's models by role. `directory`: the policy's; a checkpoint's to go on from it."""
+def models(config: Config, directory: Path, *, keeps_old_policy: bool = False) -> dict[Role, ModelSource]:
+    """Return a trainer's models by role.
+
+    Args:
+        config: of the run.
+        directory: the policy's; a checkpoint's to go on from it.
+        keeps_old_policy: with a copy of the old policy, also if the run's own steps would need none.
+    """
     found: dict[Role, ModelSource] = {"policy": policy_source(config, directory)}
     if config.algorithm.has_critic:
         saved = role_directory(directory, "value")
@@ -35,7 +41,7 @@ def models(config: Config, directory: Path) -> dict[Role, ModelSource]:
         found["reference"] = _reference(config, directory)
     if config.distillation.teacher is not None:
         found["teacher"] = frozen(Path(config.distillation.teacher))
-    if "old" in policy_gradient(config.with_gap_correction()).roles:
+    if keeps_old_policy or "old" in policy_gradient(config.with_gap_correction()).roles:
         found["old"] = replace(start_model(config), adapters=None) if config.lora.is_on else frozen(directory)
     return found
 

@@ -34,12 +34,30 @@ def reward_problems(config: Config) -> Iterator[str]:
     if reward.reward_clip is not None and not reward.reward_clip[0] < reward.reward_clip[1]:
         low, high = reward.reward_clip
         yield f"--reward-clip {low:g},{high:g}: must be two numbers in order, like -10,10"
+    yield from _of_turns(config)
     is_run_here = reward.scores_code and reward.code_verifier_api_url is None
     if is_run_here and reward.test_timeout_s >= reward.response_timeout_s:
         yield (
             f"--test-timeout-s {reward.test_timeout_s:g} must be below --reward-timeout-s "
             f"{reward.response_timeout_s:g}, which all tests of a response share; "
             f"use --reward-timeout-s {6 * reward.test_timeout_s:g}"
+        )
+
+
+def _of_turns(config: Config) -> Iterator[str]:
+    """Refuse what changes episodes' rewards where a critic learns from those that an environment gave their turns."""
+    reward, environment = config.reward, config.environment
+    if not (config.algorithm.has_critic and environment.gives_rewards):
+        return
+    given = ["--reward-normalize"] if reward.reward_normalize else []
+    if reward.reward_clip is not None:
+        given.append("--reward-clip {:g},{:g}".format(*reward.reward_clip))
+    if given:
+        source = "--env" if environment.env is not None else "--agent-command"
+        yield (
+            f"--advantage-estimator {config.algorithm.advantage_estimator} and {source} with {' and '.join(given)}: it "
+            "changes the reward of a whole episode, and turns have rewards of their own; leave it out, or use another "
+            "estimator"
         )
 
 

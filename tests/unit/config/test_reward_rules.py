@@ -71,6 +71,26 @@ def test_rewards_that_contradict_themselves_are_refused(text, message):
     assert message in refusal(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("--env /w.py:W --reward-normalize", "--env with --reward-normalize: "),
+        ("--agent-command agent --reward-clip=-1,1", "--agent-command with --reward-clip -1,1: "),
+        ("--env /w.py:W --reward-normalize --reward-clip=-1,1", "--env with --reward-normalize and --reward-clip -1,1"),
+    ],
+)
+def test_a_critic_learns_from_the_rewards_of_turns_as_they_are_given(text, named):
+    message = refusal(f"-a PPO {text}")
+    assert message.startswith(f"--advantage-estimator gae and {named}")
+    assert message.endswith("leave it out, or use another estimator")
+    assert check(config_of(text)) is None
+
+
+@pytest.mark.parametrize("text", ["--env /w.py:W", "--reward-normalize", "--tools calculator --reward-clip=-1,1"])
+def test_a_critic_has_one_of_both(text):
+    assert check(config_of(f"-a PPO {text}")) is None
+
+
 def test_the_way_out_of_too_short_a_time_passes():
     assert check(config_of("-rt code --test-timeout-s 60 --reward-timeout-s 360")) is None
 

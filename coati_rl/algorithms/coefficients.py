@@ -8,9 +8,10 @@ MAX_KL_ERROR = 0.2  # of a step, relative to the target
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KLControl:
-    """Hold KL near a target: the weight is multiplied by 1 + clip(KL / target - 1, +-0.2) * samples / horizon.
+    """Hold KL near a target: the weight is multiplied by 1 + clip(KL / target - 1, +-0.2) * min(1, samples / horizon).
 
-    Source: arXiv:1909.08593 sec. 2.2, with K_beta = samples / horizon as in verl and OpenRLHF.
+    Source: arXiv:1909.08593 sec. 2.2, with K_beta = samples / horizon as in verl and OpenRLHF, but at most 1: from 5 on
+    the factor could be 0 or negative.
     """
 
     target: float  # nats per token
@@ -19,7 +20,7 @@ class KLControl:
     def factor(self, kl: float, num_samples: float) -> float:
         """Return what the weight is multiplied by after a step. `kl`: mean over the step's tokens, nats."""
         error = min(max(kl / self.target - 1, -MAX_KL_ERROR), MAX_KL_ERROR)
-        return 1 + error * num_samples / self.horizon
+        return 1 + error * min(1.0, num_samples / self.horizon)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,8 @@ SUMS = {"num_tokens": 10.0, "kl_sum": 4.0, "entropy_sum": 5.0, "num_trajectories
         (0.0, 500, 1 - 0.2 * 500 / 10_000),
         (-3.0, 500, 1 - 0.2 * 500 / 10_000),  # k1 may be negative
         (0.1, 500, 1.0),
+        (0.0, 80_000, 1 - 0.2),  # of more samples than the horizon no more than of as many
+        (5.0, 80_000, 1 + 0.2),
     ],
 )
 def test_value_of_the_adaptive_weight_of_kl(kl: float, samples: float, expected: float) -> None:

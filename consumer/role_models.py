@@ -69,10 +69,8 @@ class RoleModel:
             router_replay: what these do with the engines' routes.
         Raises: ConfigError if the model cannot be read or cannot be sharded this way.
         """
-        self.role, self._parallelism = role, parallelism
-        self._optimizer = optimizer
-        self._has_scalar_head = head is not None
-        self._keeps_masters = precision == "bf16"
+        self.role, self._parallelism, self._optimizer = role, parallelism, optimizer
+        self._has_scalar_head, self._keeps_masters = head is not None, precision == "bf16"
         is_recomputed = optimizer is not None and gradient_checkpointing
         # The Hugging Face module; after sharding, this rank's part of it.
         load = load_policy if head is None else partial(load_scalar, head=head)

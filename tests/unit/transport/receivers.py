@@ -32,8 +32,11 @@ class Receivers:
         self._pool = ThreadPoolExecutor(max_workers=len(self._ranks))
 
     def start(self, manifest: WeightManifest, *, timeout_s: float = 20.0) -> list[Future[StagedWeights]]:
-        """Every rank begins to receive."""
-        return [self._pool.submit(self._receive, *member, manifest, timeout_s) for member in self._ranks]
+        """Every rank begins to receive. The futures keep the groups open, which a sender would take for dead ones."""
+        futures = [self._pool.submit(self._receive, *member, manifest, timeout_s) for member in self._ranks]
+        for future in futures:
+            future.receivers = self  # type: ignore[attr-defined]
+        return futures
 
     def _receive(self, invitation: Rendezvous, rank: int, manifest: WeightManifest, timeout_s: float) -> StagedWeights:
         deadline = Deadline(timeout_s)

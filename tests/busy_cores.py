@@ -31,7 +31,7 @@ def others_on_the_core_of(pid: int, count: int) -> Iterator[None]:
 
 @contextmanager
 def another_first_on_the_core_of(pid: int) -> Iterator[None]:
-    """Give a process at most 15 of 1,039 parts of a core in the meantime: a slice, then a long wait.
+    """Let another process compute first on a process's core: that one has a slice, then a long wait, in turn.
 
     A priority counts within a session, where the kernel groups processes by these.
     """

@@ -119,7 +119,7 @@ class Server:
             try:
                 await self._call("GET", path, None, LOST_AFTER_S, _REPLY_BYTES)
             except Exception as error:  # noqa: BLE001  a server that nothing watches is not found lost
-                on_lost(str(error))
+                on_lost(str(error) or repr(error))
                 for waiting in list(self._tasks):  # a commit in this moment must not wait for it to the end
                     waiting.cancel()
                 return

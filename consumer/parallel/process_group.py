@@ -8,11 +8,13 @@ On one machine the store is a file, so that no other user of the machine can rea
 authentication, and lists its keys to every client. Nothing that is received over these groups is unpickled.
 """
 
+import atexit
 import functools
 import json
 import logging
 import os
 import random
+import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -36,8 +38,13 @@ _GLOO = "third_party/gloo/gloo/transport/"  # in messages of lost connections an
 
 
 def private_store_location(address: str) -> StoreLocation:
-    """Return a store in a file, in a new directory that only this user can access, for trainers on one machine."""
-    return StoreLocation(address=address, file=Path(tempfile.mkdtemp(prefix="coati-store-")) / "store")
+    """Return a store in a file, in a new directory that only this user can access, for trainers on one machine.
+
+    The directory is removed when this process ends.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="coati-store-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return StoreLocation(address=address, file=directory / "store")
 
 
 def open_listener(address: str, port: int = 0, *, is_shared: bool = False) -> socket.socket:

@@ -1,8 +1,12 @@
 """Test the trainers' store and process group without other ranks."""
 
+import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -55,6 +59,15 @@ def test_only_rank_0_brings_a_listener_where_the_store_has_a_port(point: StoreLo
             seed=0,
             device="cpu",
         )
+
+
+def test_a_store_leaves_no_directory_when_its_process_has_ended(tmp_path: Path) -> None:
+    code = (
+        "from consumer.parallel.process_group import private_store_location\n"
+        "assert private_store_location('127.0.0.1').file.parent.is_dir()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TMPDIR": str(tmp_path)}, timeout=120)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("is_file", [False, True])

@@ -20,6 +20,7 @@ from coati_rl.tinker.api_error import ApiError, not_found
 from coati_rl.tinker.core import RequestError
 
 FILE = "tinker.json"
+_FORMER = ".former-"  # of directories: a checkpoint that is being overwritten
 TRAINING, SAMPLER, EXTERNAL = "weights", "sampler_weights", "external_weights"
 _TYPES = {TRAINING: "training", SAMPLER: "sampler", EXTERNAL: "external"}
 _RUN = re.compile(r"([A-Za-z0-9-]{1,64}):train:(\d{1,19})")
@@ -64,10 +65,16 @@ class Checkpoints:
     """Keep checkpoints below a directory."""
 
     def __init__(self, root: Path) -> None:
-        """Remove what a kill left half written."""
+        """Remove what a kill left half written; put back what a kill left without its successor."""
         self._root = root
         self._lock = threading.Lock()
         root.mkdir(parents=True, exist_ok=True)
+        for former in root.glob(f"{_FORMER}*"):
+            found = self._parsed(former / FILE)
+            if found is None or self.directory(found.path).exists():
+                shutil.rmtree(former, ignore_errors=True)
+            else:
+                former.rename(self.directory(found.path))
         for pattern in (".part-*", "..part-*", ".gone-*"):  # ..part-*: as former servers left them
             for half in root.glob(pattern):
                 shutil.rmtree(half, ignore_errors=True)
@@ -92,14 +99,14 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
 
     def _put(self, whole: Path, final: Path) -> None:
-        gone = self._root / f".gone-{uuid.uuid4().hex}"
+        former = self._root / f"{_FORMER}{uuid.uuid4().hex}"
         with self._lock:
             final.parent.mkdir(parents=True, exist_ok=True)
             if final.exists():
-                final.rename(gone)
+                final.rename(former)
             whole.rename(final)
             flush(final.parent)
-        shutil.rmtree(gone, ignore_errors=True)
+        shutil.rmtree(former, ignore_errors=True)
 
     def find(self, path: str, owner: str, *, may_read: bool = True) -> Checkpoint:
         """Return an owner's checkpoint, or one that is published if it `may_read`. Raises: ApiError, RequestError."""
@@ -121,7 +128,11 @@ class Checkpoints:
 
     def of(self, owner: str, run: str | None = None) -> list[Checkpoint]:
         """Return an owner's checkpoints, of one run or of all, oldest first."""
-        found = [each for each in self._all() if each.owner == owner and run in (None, each.run)]
+        named = None if run is None else _RUN.fullmatch(run)
+        if run is not None and named is None:
+            return []
+        within = "*/*" if named is None else "/".join(named.groups())
+        found = [each for each in self._all(within) if each.owner == owner]
         return sorted(found, key=lambda each: (each.created, each.path))
 
     def num_bytes(self, checkpoint: Checkpoint) -> int:
@@ -177,8 +188,8 @@ class Checkpoints:
             if found is not None and _has_expired(found):
                 self.delete(found)
 
-    def _all(self) -> Iterator[Checkpoint]:
-        for file in self._root.glob(f"*/*/*/*/{FILE}"):
+    def _all(self, within: str) -> Iterator[Checkpoint]:
+        for file in self._root.glob(f"{within}/*/*/{FILE}"):
             found = self._read(file.parent)
             if found is not None:
                 yield found

@@ -1,5 +1,9 @@
 """A sampler has the weights of the checkpoint that it was made of, or none: a path may get others."""
 
+import shutil
+
+import pytest
+
 from tests.tinker_service import run
 
 GONE = "the checkpoint of this sampler was overwritten or deleted; make a new sampling client"
@@ -55,3 +59,34 @@ def test_a_checkpoint_that_is_replaced_while_it_is_loaded_is_not_sampled_from(tm
         return await running.sample(await running.sampler(path)), telling.published
 
     assert run(work, tmp_path) == (GONE, {})
+
+
+@pytest.mark.parametrize("is_new_there", [False, True])
+def test_a_kill_while_a_checkpoint_is_overwritten_leaves_the_former_one_or_the_new_one(tmp_path, is_new_there):
+    async def begin(running):
+        path = await save(running)
+        await running.answer(await running.step())
+        directory = running.service.checkpoints.directory(path)
+        shutil.copytree(directory, tmp_path / "checkpoints" / ".former-1")
+        await save(running, overwrite=True)
+        if not is_new_there:
+            shutil.rmtree(directory)
+        return path
+
+    async def go_on(running):
+        return await running.sample(await running.sampler(path)), list((tmp_path / "checkpoints").glob(".*"))
+
+    path = run(begin, tmp_path)
+    assert run(go_on, tmp_path) == (int(is_new_there), [])
+
+
+def test_the_checkpoints_of_a_run_are_read_from_its_directory_alone(tmp_path):
+    async def work(running):
+        path = await save(running)
+        checkpoints, run_id = running.service.checkpoints, path.split("/")[2]
+        other = checkpoints.directory(path.replace(run_id, "other:train:0"))
+        shutil.copytree(checkpoints.directory(path), other)  # of another run by its place alone
+        found = [checkpoints.of("anyone", each) for each in (run_id, None, "../..", "x")]
+        return [len(each) for each in found]
+
+    assert run(work, tmp_path) == [1, 2, 0, 0]

@@ -90,8 +90,7 @@ def plan_or_launch(
     paths = launch(prepared, actor_classes, scratch=scratch)
     for line in finish(paths):
         say(line)
-    with suppress(OSError):  # the terminal may be closed
-        _print(f"done: {paths.run_dir}{read_note(scratch).how_to_train_on()}")
+    _print(f"done: {paths.run_dir}{read_note(scratch).how_to_train_on()}")
 
 
 def _short_data(prepared: PreparedJob) -> Iterator[str]:
@@ -102,4 +101,5 @@ def _short_data(prepared: PreparedJob) -> Iterator[str]:
 
 
 def _print(text: str) -> None:
-    print(text, flush=True)  # noqa: T201, the command's output
+    with suppress(OSError):  # the terminal, or the pipe, may be closed
+        print(text, flush=True)  # noqa: T201, the command's output

@@ -154,9 +154,9 @@ class ProgressDisplay:
         if self._block is not None:
             self._block.print_above(text)
             return
-        shown = encodable(text, self._console.encoding)
-        with suppress(OSError):
-            self._console.print(shown, highlight=False, markup=False, soft_wrap=True)
+        with suppress(OSError, ValueError):  # not by rich, which ends the process where a pipe is closed
+            self._console.file.write(encodable(f"{text}\n", self._console.encoding))
+            self._console.file.flush()
 
     def _show_step(self, record: dict[str, Any]) -> None:
         line, step = step_line(record, self._num_steps), record["step"]

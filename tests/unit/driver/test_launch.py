@@ -1,6 +1,8 @@
 """Test what ends a run, and what is said of one that ends early."""
 
+import io
 import json
+import os
 import time
 from contextlib import closing
 from types import SimpleNamespace
@@ -73,6 +75,18 @@ def test_it_is_a_warning_before_anything_starts(tmp_path, capsys):
         "rl_example.py: warning: one\n"
         "rl_example.py: warning: --max-steps 40: the data ends after 32; raise --num-episodes (-e)\n"
     )
+
+
+def test_a_plan_whose_pipe_is_closed_ends_without_a_traceback(tmp_path, monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)  # as of `--dry-run | head -1`
+    plan = SimpleNamespace(num_steps=32, precision="fp32", lines=lambda: ["optimizer steps         32"])
+    prepared = PreparedJob(config=Config(model="model"), plan=plan, warnings=())
+    with io.TextIOWrapper(io.FileIO(writing, "w"), write_through=True) as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        plan_or_launch(prepared, lambda: None, warnings=[], is_dry_run=True, scratch=tmp_path)
+        with pytest.raises(BrokenPipeError):
+            pipe.write("nobody reads this")
 
 
 def test_a_resumed_run_writes_once_what_the_driver_that_was_killed_had_not_read(tmp_path):

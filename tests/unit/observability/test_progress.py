@@ -1,6 +1,7 @@
 """Test what a person sees: a live line on a terminal, plain lines elsewhere."""
 
 import io
+import os
 
 import pytest
 from rich.console import Console
@@ -162,6 +163,24 @@ def test_where_nobody_takes_the_lines_a_run_goes_on_without():
             full.flush()
     with pytest.raises(OSError, match="No space left on device"):
         full.close()
+
+
+def test_where_the_pipe_of_the_lines_is_closed_a_run_goes_on_without():
+    reading, writing = os.pipe()
+    os.close(reading)  # as of `| head -1`
+    pipe = io.TextIOWrapper(io.FileIO(writing, "w"), write_through=True)
+    with pipe, ProgressDisplay(2, Console(file=pipe)) as display:
+        display.print_line("run directory runs/GRPO")
+        display.show(STEP)
+        with pytest.raises(BrokenPipeError):
+            pipe.write("nobody reads this")
+    assert display.last_step == 2
+
+
+def test_a_line_is_shown_as_it_is(display_on):
+    display, text = display_on(terminal=False)
+    display.print_line("run directory runs/:100:\t[bold]")
+    assert text.getvalue() == "run directory runs/:100:\t[bold]\n"
 
 
 def test_every_step_is_in_the_log_and_without_a_terminal_at_most_one_a_second_is_a_line(caplog):

@@ -53,8 +53,10 @@ class ResourceUse:
 
 def _gpu_memory() -> dict[str, float]:
     """Return what is in use of the device that this process has initialised; torch is not imported for it."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)  # None while another thread imports torch
+    if cuda is None or not cuda.is_initialized():
         return {}
-    free, total = torch.cuda.mem_get_info()
-    return {"gpu_memory_gib": (total - free) / GIB}
+    with suppress(RuntimeError):  # of a device that has failed: what the process did until then is still recorded
+        free, total = cuda.mem_get_info()
+        return {"gpu_memory_gib": (total - free) / GIB}
+    return {}

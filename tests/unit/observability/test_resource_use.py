@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,3 +73,25 @@ def test_the_trace_has_counters_of_each_process(tmp_path, monkeypatch):
     assert {event["name"] for event in counters} == {"cores", "memory_gib"}
     assert all(event["args"].keys() == {event["name"]} and event["args"][event["name"]] >= 0 for event in counters)
     assert {event["pid"] for event in counters} == {1}
+
+
+def failed_device():
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(
+    "torch",
+    [
+        SimpleNamespace(),  # another thread imports it
+        SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False)),
+        SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True, mem_get_info=failed_device)),
+    ],
+    ids=["half imported", "on the CPU", "failed device"],
+)
+def test_no_state_of_torch_ends_a_timeline(tmp_path, monkeypatch, torch):
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    timeline = Timeline(tmp_path, "producer-0")
+    with timeline.span("generate"):
+        pass
+    timeline.close()
+    assert '"generate"' in (tmp_path / "producer-0.jsonl").read_text()

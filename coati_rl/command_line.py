@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from coati_rl import __version__
+from coati_rl.standard_streams import open_closed_streams
 
 # Jobs on a dataset: the same function runs each by its name.
 JOBS = {
@@ -56,6 +57,7 @@ def usage() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; 2 for a command that does not exist."""
+    open_closed_streams()
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         sys.stdout.write(usage() + "\n")

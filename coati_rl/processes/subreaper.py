@@ -24,6 +24,7 @@ from coati_rl.processes.ending import adopt_orphans, end_with_parent
 from coati_rl.processes.exit_messages import PROG, discard_output, print_lines, read_note
 from coati_rl.processes.interrupts import ending_signals, handle_first, interrupt
 from coati_rl.processes.shared_memory import family, unlink_mapped
+from coati_rl.standard_streams import open_closed_streams
 
 _REAP_S = 10.0  # for killed processes to be reaped
 _REPEATED_S = 0.5  # a second signal within this is a duplicate: `timeout` and a closing terminal send it twice
@@ -39,6 +40,7 @@ def run_under_subreaper(main: Callable[[Path], int], *, prog: str = PROG) -> int
     Returns: in the child, what `main` returns; in the parent, the same number, 130 if the driver had to be killed
         after a signal, 1 if something else killed it.
     """
+    open_closed_streams()
     scratch = Path(tempfile.mkdtemp(prefix="coati-"))
     adopt_orphans()
     ending = ending_signals()

@@ -25,6 +25,12 @@ def test_help_lists_each_command_and_imports_none_of_them() -> None:
     )
 
 
+def test_a_command_whose_standard_streams_are_closed_ends_as_it_would() -> None:
+    for words, code in (("--help", 0), ("dpoo", 2)):
+        command = ["bash", "-c", f'"$0" -m coati_rl.command_line {words} >&- 2>&-', sys.executable]
+        assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == code
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_is_a_function_that_exists(name: str) -> None:
     module, _, function = COMMANDS[name][0].partition(":")

@@ -111,6 +111,27 @@ def test_output_that_nobody_takes_does_not_change_the_exit_code():
     assert (done.returncode, done.stderr) == (3, b"")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_those_of_no_file_and_change_no_exit_code(tmp_path, closed):
+    program = f"""
+import subprocess, sys
+from coati_rl.processes.subreaper import run_under_subreaper
+
+def main(scratch):
+    with open({str(tmp_path / "checkpoint")!r}, "w", buffering=1) as file:
+        print("not in the file", file=sys.stderr)
+        subprocess.run(["sh", "-c", "echo neither; echo nor that >&2"], close_fds=False)
+        file.write("whole")
+    return 3 if file.closed and sys.stdin is not None else 1
+
+sys.exit(run_under_subreaper(main))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = ["bash", "-c", f'"$0" -c "$1" {closed}', sys.executable, program]
+    assert subprocess.run(command, env=environment, capture_output=True, timeout=60).returncode == 3
+    assert (tmp_path / "checkpoint").read_text() == "whole"
+
+
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 
 

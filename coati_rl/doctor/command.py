@@ -17,7 +17,7 @@ from coati_rl.doctor.diagnosis import diagnose
 from coati_rl.doctor.machine_check import Check, run_checks
 from coati_rl.doctor.rule import Finding
 from coati_rl.doctor.run_data import RunData, read_run
-from coati_rl.errors import CoatiError
+from coati_rl.errors import CoatiError, ConfigError
 from coati_rl.text import count, printable
 
 _PROG = "coati-rl doctor"
@@ -80,7 +80,12 @@ def _check_machine(*, as_json: bool) -> int:
 
 
 def _check_run(directory: Path, *, as_json: bool) -> int:
-    run = read_run(directory)
+    try:
+        run = read_run(directory)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or directory}: cannot be read: {error.strerror}; read the run as the user who started it"
+        ) from error
     findings = diagnose(run)
     if as_json:
         _print_json({"run": _facts(run), "findings": [asdict(each) for each in findings]})

@@ -2,10 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 _MAX_BYTES = 64 * 2**20  # of a file of rows
 # What templates write as one token: <|im_start|>, [INST], <start_of_turn>, </s>.
@@ -35,10 +38,18 @@ def read_source_files(config: Mapping[str, Any]) -> SourceFiles:
     """Read what a run's configuration names; what is missing, or cannot be read, is unknown."""
     model = Path(str(config.get("model", "")))
     return SourceFiles(
-        own_template=_template_of(model),
+        own_template=_if_readable(_template_of, model),
         vocabulary_markers=_added_tokens(model),
-        shared_rows=_shared_rows(config),
+        shared_rows=_if_readable(_shared_rows, config),
     )
+
+
+def _if_readable(read: Callable[[Given], Found | None], of: Given) -> Found | None:
+    """Return what was read; None where a file, or a directory above it, is not this user's to read."""
+    try:
+        return read(of)
+    except OSError:
+        return None
 
 
 def _template_of(model: Path) -> str | None:

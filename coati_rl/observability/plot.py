@@ -26,10 +26,10 @@ def curves_of(run_dir: Path) -> Curves:
 
     Raises: ConfigError for a directory without metrics.jsonl, without a step, or whose files cannot be read.
     """
-    if not (run_dir / METRICS).is_file():
-        raise ConfigError(f"{run_dir}: has no {METRICS}; give the directory of a run")
     summary = RunSummary()
     try:
+        if not (run_dir / METRICS).is_file():
+            raise ConfigError(f"{run_dir}: has no {METRICS}; give the directory of a run")
         for event in events_in(run_dir / METRICS, run_dir / "eval"):
             summary.recall(event)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -3,6 +3,7 @@
 tests/data/doctor_runs has what scripts/bench/doctor_record.py copied of runs that scripts/bench/doctor_matrix.py made.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -20,6 +21,7 @@ from coati_rl.doctor import run_data
 from coati_rl.doctor.diagnosis import RULES
 from coati_rl.doctor.run_data import read_run
 from coati_rl.errors import ConfigError
+from coati_rl.run_reader.run_directory import RunDirectory
 
 RUNS = Path(__file__).parents[2] / "data" / "doctor_runs"
 
@@ -125,6 +127,25 @@ def test_what_is_no_run_is_refused(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_run(tmp_path)
+
+
+def test_what_another_user_may_not_read_is_unknown_or_refused_in_a_line(copied, capsys, monkeypatch):
+    run = copied("truncation")
+    config = (run / "config.yaml").read_text()
+    unreadable = "x" * 300  # as little as a directory of another user can it be looked into
+    for name in ("model: tiny", "dataset: train.jsonl", "held_out: eval.jsonl"):
+        config = config.replace(name, f"{name.split(':')[0]}: {unreadable}.jsonl")
+    (run / "config.yaml").write_text(config)
+    assert causes_of(run, capsys)[0][0] == "truncation"
+
+    def refused(self):
+        raise PermissionError(errno.EACCES, "Permission denied", "syncs.jsonl")
+
+    monkeypatch.setattr(RunDirectory, "syncs", refused)
+    assert main(["doctor", str(run)]) == 2
+    assert capsys.readouterr().err == (
+        "coati-rl doctor: syncs.jsonl: cannot be read: Permission denied; read the run as the user who started it\n"
+    )
 
 
 def test_a_run_is_read_in_a_second(copied):

@@ -80,6 +80,7 @@ def test_what_cannot_be_drawn_is_refused_with_exit_code_2(tmp_path, capsys) -> N
         ([tmp_path / "none"], f"{tmp_path}/none: has no metrics.jsonl; give the directory of a run"),
         ([empty], f"{empty}: no step and no evaluation is recorded yet"),
         ([broken], f"{broken}: its metrics.jsonl or eval/summary.jsonl cannot be read: 'task'"),
+        (["x" * 300], f"{'x' * 300}: its metrics.jsonl or eval/summary.jsonl cannot be read: [Errno 36]"),
         ([rl, rl], "several runs are drawn in one figure: name it with -o FILE.png"),
         ([rl, "-o", tmp_path / "x.xyz"], f"-o {tmp_path}/x.xyz: cannot be written: Format 'xyz' is not supported"),
         ([rl, "-o", tmp_path / "no/x.png"], f"-o {tmp_path}/no/x.png: cannot be written: [Errno 2]"),

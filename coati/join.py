@@ -33,8 +33,12 @@ _PATIENCE_S = 30.0  # for a run that does not answer
 def main(arguments: Sequence[str]) -> int:
     """Join in a child process that leaves nothing behind. Returns: the exit code."""
     options = _parser().parse_args(arguments)
-    with joined_here():  # this process, which passes signals on
-        return run_under_subreaper(functools.partial(_main, options), prog=PROG)
+    try:
+        with joined_here():  # this process, which passes signals on
+            return run_under_subreaper(functools.partial(_main, options), prog=PROG)
+    except ConfigError as error:
+        print_lines(str(error), prog=PROG)
+        return 2
 
 
 def _main(options: argparse.Namespace, scratch: Path) -> int:

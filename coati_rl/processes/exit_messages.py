@@ -112,6 +112,12 @@ def read_note(scratch: Path) -> RunNote:
     )
 
 
+def no_temporary_directory(error: OSError) -> str:
+    """Return what is said where no temporary directory can be made."""
+    where = f"{error.filename}: " if error.filename else ""
+    return f"TMPDIR: {where}{error.strerror}; set it to a directory with free space that you may write to"
+
+
 def print_lines(text: str, *, prog: str = PROG) -> None:
     """Write lines to stderr, after the program's name; ignore a closed terminal or a full disk."""
     with suppress(OSError):

@@ -21,14 +21,20 @@ from pathlib import Path
 import psutil
 
 from coati_rl.processes.ending import adopt_orphans, end_with_parent
-from coati_rl.processes.exit_messages import PROG, discard_output, print_lines, read_note
+from coati_rl.processes.exit_messages import (
+    PROG,
+    discard_output,
+    no_temporary_directory,
+    print_lines,
+    read_note,
+)
 from coati_rl.processes.interrupts import ending_signals, handle_first, interrupt
 from coati_rl.processes.shared_memory import family, unlink_mapped
 from coati_rl.standard_streams import open_closed_streams
 
 _REAP_S = 10.0  # for killed processes to be reaped
 _REPEATED_S = 0.5  # a second signal within this is a duplicate: `timeout` and a closing terminal send it twice
-_FAILED, _INTERRUPTED = 1, 130  # exit codes
+_FAILED, _REFUSED, _INTERRUPTED = 1, 2, 130  # exit codes
 
 
 def run_under_subreaper(main: Callable[[Path], int], *, prog: str = PROG) -> int:
@@ -38,10 +44,14 @@ def run_under_subreaper(main: Callable[[Path], int], *, prog: str = PROG) -> int
         main: takes a scratch directory, short enough for socket paths; it is removed afterwards.
         prog: the program's name in messages.
     Returns: in the child, what `main` returns; in the parent, the same number, 130 if the driver had to be killed
-        after a signal, 1 if something else killed it.
+        after a signal, 1 if something else killed it; 2 if there is no directory for temporary files.
     """
     open_closed_streams()
-    scratch = Path(tempfile.mkdtemp(prefix="coati-"))
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix="coati-"))
+    except OSError as error:
+        print_lines(no_temporary_directory(error), prog=prog)
+        return _REFUSED
     adopt_orphans()
     ending = ending_signals()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

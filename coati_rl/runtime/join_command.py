@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.errors import ConfigError, RunError
+from coati_rl.processes.exit_messages import no_temporary_directory
 
 _GRACE_S = 20.0  # for producers to give their prompts back
 _END_S = 15.0  # for Ray's processes of this node to end
@@ -28,7 +29,7 @@ _LOOK_S = 0.2
 
 
 def join(arguments: Sequence[str]) -> int:
-    """Join until a signal, then leave. Returns: 0 after a signal, 1 if the node ended by itself."""
+    """Join until a signal, then leave. Returns: 0 after a signal, 1 if the node ended by itself, 2 without TMPDIR."""
     if any(word.startswith(("https://", "http://")) for word in arguments):
         exit_code: int = import_module("coati.join").main(arguments)  # above this package in the order of imports
         return exit_code
@@ -51,7 +52,7 @@ def join(arguments: Sequence[str]) -> int:
             _say(f"{_give_back(options)} producers have given their prompts back; leaving {options.address}")
     except (RunError, ConfigError) as error:
         _say(str(error))
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     return 0
 
 
@@ -60,7 +61,11 @@ def leave(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="coati-rl leave", description="Leave the clusters that this machine joined.")
     parser.add_argument("--grace-s", type=float, default=_GRACE_S, help="as of `coati-rl join`, seconds")
     options = parser.parse_args(arguments)
-    notes = [note for note in _notes().iterdir() if _is_held(note)]
+    try:
+        notes = [note for note in _notes().iterdir() if _is_held(note)]
+    except ConfigError as error:
+        _say(str(error))
+        return 2
     if not notes:
         _say("no `coati-rl join` of this user runs on this machine")
         return 2
@@ -187,9 +192,12 @@ def _is_held(note: Path) -> bool:
 
 
 def _notes() -> Path:
-    """Return the private directory of this user's notes. Raises: ConfigError if another user has made it."""
-    directory = Path(tempfile.gettempdir()) / f"coati-rl-join-{os.getuid()}"
-    directory.mkdir(mode=0o700, exist_ok=True)
+    """Return the private directory of this user's notes. Raises: ConfigError if it cannot be made, or is another's."""
+    try:
+        directory = Path(tempfile.gettempdir()) / f"coati-rl-join-{os.getuid()}"
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(no_temporary_directory(error)) from error
     if directory.stat().st_uid != os.getuid():
         raise ConfigError(f"{directory}: belongs to another user; set TMPDIR to a directory of your own")
     return directory

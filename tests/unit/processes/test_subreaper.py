@@ -2,14 +2,18 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from coati_rl.processes.subreaper import run_under_subreaper
 
 ROOT = Path(__file__).resolve().parents[3]
 DRIVER = """
@@ -109,6 +113,13 @@ def test_output_that_nobody_takes_does_not_change_the_exit_code():
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=full, stderr=subprocess.PIPE, timeout=60)
     assert (done.returncode, done.stderr) == (3, b"")
+
+
+def test_without_a_temporary_directory_nothing_starts(monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/null")
+    assert run_under_subreaper(lambda _: pytest.fail("it runs"), prog="coati-rl sft") == 2
+    message = "coati-rl sft: TMPDIR: /dev/null/coati-[a-z0-9_]+: Not a directory; set it to a directory with free space"
+    assert re.match(message, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -10,6 +10,8 @@ import time
 import psutil
 import pytest
 
+from coati.join import main as join_over_https
+from coati_rl.runtime.join_command import join as join_cluster
 from coati_rl.runtime.join_command import leave
 
 # Be a `coati-rl join` that has started a process of its own, and say that one's number.
@@ -61,6 +63,16 @@ def test_whoever_has_joined_leaves(notes, join):
     assert not [*notes.iterdir()] and leave([]) == 2
 
 
+def test_leave_refuses_the_notes_of_another_user_in_one_message(notes, monkeypatch, capsys):
+    other = notes.with_name("coati-rl-join-4242")
+    other.mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    assert leave([]) == 2
+    assert capsys.readouterr().err == (
+        f"coati-rl: {other}: belongs to another user; set TMPDIR to a directory of your own\n"
+    )
+
+
 def test_a_process_that_has_the_number_of_a_killed_join_is_left_alone(notes, join):
     other = subprocess.Popen(["sleep", "60"])
     killed, child = join()
@@ -74,6 +86,17 @@ def test_a_process_that_has_the_number_of_a_killed_join_is_left_alone(notes, joi
         os.kill(child, signal.SIGKILL)
         other.kill()
         other.wait()
+
+
+@pytest.mark.parametrize("command", [join_cluster, leave, join_over_https], ids=["join", "leave", "join over HTTPS"])
+def test_without_a_directory_for_the_notes_one_message_has_the_remedy(monkeypatch, capsys, command):
+    arguments = [] if command is leave else ["https://127.0.0.1:1" if command is join_over_https else "127.0.0.1:1"]
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/null")
+    assert command(arguments) == 2
+    assert capsys.readouterr().err.split(": ", 1)[1] == (
+        f"TMPDIR: /dev/null/coati-rl-join-{os.getuid()}: Not a directory; set it to a directory with free space that "
+        "you may write to\n"
+    )
 
 
 # Be one whose node is a program that stays until SIGTERM, and say that one's number when it runs.

@@ -269,8 +269,13 @@ def _records(config: TrainingConfig, run_dir: Path, *, first_step: int) -> Itera
         sinks = open_sinks(config, run_dir, first_step=first_step)
         syncs = JsonlSink(run_dir / SYNCS)
         for sink in [*sinks, syncs]:
-            files.callback(sink.close)
+            files.push(partial(_close, sink))
         yield sinks, syncs
+
+
+def _close(sink: Sink, error_type: type[BaseException] | None, *_: object) -> None:
+    """Close a sink as a context does; `error_type`: of what ended the run, None if it came to its end."""
+    sink.close(has_failed=error_type is not None)
 
 
 def _report_resumption(resume: ResumedRun, display: ProgressDisplay) -> None:

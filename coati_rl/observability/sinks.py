@@ -33,8 +33,8 @@ class Sink(Protocol):
     def write_answer(self, step: int, answer: SampledAnswer) -> None:
         """Write an answer that is shown with the record of a step."""
 
-    def close(self) -> None:
-        """Flush and close."""
+    def close(self, *, has_failed: bool = False) -> None:
+        """Flush and close; `has_failed`: the run did not come to its end."""
 
 
 class JsonlSink:
@@ -66,7 +66,7 @@ class JsonlSink:
     def write_answer(self, step: int, answer: SampledAnswer) -> None:
         """Do nothing: rollouts have files of their own."""
 
-    def close(self) -> None:
+    def close(self, *, has_failed: bool = False) -> None:
         """Close the file."""
         with disk_errors(self._path):
             self._file.close()
@@ -113,7 +113,7 @@ class TensorBoardSink:
         )
         self._add(step=step, summary=Summary(value=[value]))
 
-    def close(self) -> None:
+    def close(self, *, has_failed: bool = False) -> None:
         """Close the file."""
         with disk_errors(self._path):
             self._writer.close()
@@ -159,9 +159,9 @@ class WandbSink:
         fields = answer.fields()
         self._run.log({"step": step, _ANSWERS: self._table(columns=[*fields], data=[[*fields.values()]])})
 
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
+    def close(self, *, has_failed: bool = False) -> None:
+        """Finish the run, which W&B shows as finished or as failed."""
+        self._run.finish(exit_code=int(has_failed))
 
 
 def _wandb_id(path: Path) -> str:

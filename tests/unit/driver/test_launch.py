@@ -4,7 +4,7 @@ import io
 import json
 import os
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +15,7 @@ from coati_rl.config import Config
 from coati_rl.coordinator.state_json import to_json
 from coati_rl.driver import launch
 from coati_rl.driver.command import plan_or_launch
-from coati_rl.driver.launch import _driver_log, _report_data_ended, _with_timeline_event
+from coati_rl.driver.launch import _driver_log, _records, _report_data_ended, _with_timeline_event
 from coati_rl.errors import RunError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.preflight.prepared import PreparedJob
@@ -75,6 +75,20 @@ def test_it_is_a_warning_before_anything_starts(tmp_path, capsys):
         "rl_example.py: warning: one\n"
         "rl_example.py: warning: --max-steps 40: the data ends after 32; raise --num-episodes (-e)\n"
     )
+
+
+@pytest.mark.parametrize("error", [None, RunError("x"), KeyboardInterrupt()], ids=["whole", "failed", "interrupted"])
+def test_sinks_are_closed_as_those_of_a_run_that_has_failed_unless_it_came_to_its_end(tmp_path, monkeypatch, error):
+    closed = []
+    sink = SimpleNamespace(close=lambda *, has_failed: closed.append(has_failed))
+    monkeypatch.setattr(launch, "open_sinks", lambda *_, first_step: [sink])
+    with (
+        pytest.raises(type(error)) if error else nullcontext(),
+        _records(Config(model="model"), tmp_path, first_step=0),
+    ):
+        if error:
+            raise error
+    assert closed == [error is not None]
 
 
 def test_a_plan_whose_pipe_is_closed_ends_without_a_traceback(tmp_path, monkeypatch):

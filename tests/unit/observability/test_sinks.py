@@ -156,8 +156,8 @@ class FakeWandb:
     def log(self, record):
         self.logged.append(record)
 
-    def finish(self):
-        self.logged.append("finished")
+    def finish(self, *, exit_code):
+        self.logged.append("failed" if exit_code else "finished")
 
     def Table(self, *, columns, data):
         return {"columns": columns, "data": data}
@@ -174,6 +174,13 @@ def test_wandb_gets_the_configuration_and_every_number_of_a_record(tmp_path, mon
     assert wandb.options["config"]["num_trainers"] == 4
     assert wandb.options["resume"] == "allow"
     assert wandb.logged == [{"step": 1, "loss": 0.5}, {"step": 0, "eval/math/accuracy": 0.75}, "finished"]
+
+
+def test_wandb_shows_a_run_that_did_not_come_to_its_end_as_failed(tmp_path, monkeypatch):
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    WandbSink(parse(["--wandb"])[0], tmp_path).close(has_failed=True)
+    assert wandb.logged == ["failed"]
 
 
 def test_wandb_goes_on_with_a_run_that_is_resumed_in_its_directory_and_shows_answers_as_tables(tmp_path, monkeypatch):

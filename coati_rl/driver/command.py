@@ -15,7 +15,7 @@ from coati_rl.preflight.prepared import PreparedJob
 from coati_rl.processes.actor_classes import ActorClasses
 from coati_rl.processes.exit_messages import PROG, print_lines, read_note
 from coati_rl.processes.freed_memory import return_freed_memory
-from coati_rl.processes.ray_environment import prepare_ray_environment
+from coati_rl.processes.ray_environment import check_session_path, prepare_ray_environment
 from coati_rl.processes.run_dir import RunPaths
 from coati_rl.processes.slow_phase import slow_phase
 
@@ -79,6 +79,8 @@ def plan_or_launch(
         return
     libraries = "the trainers' libraries"
     if prepared.config.needs_ray:
+        if not prepared.config.cluster.master_address:
+            check_session_path(scratch)
         prepare_ray_environment(prepared.config)
         libraries = f"Ray and {libraries}"
     with slow_phase(f"starting: {libraries} are loaded", say):

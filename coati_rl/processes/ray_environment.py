@@ -1,9 +1,17 @@
-"""Set the environment variables that Ray reads once, when it is imported; this module does not import it."""
+"""Set the environment variables that Ray reads once, when it is imported, and check where it will have its sockets.
+
+This module does not import Ray.
+"""
 
 import os
 import secrets
+from pathlib import Path
 
 from coati_rl.config.training import TrainingConfig
+from coati_rl.errors import ConfigError
+
+SESSION = "ray"  # directory of Ray's sessions, below a run's scratch directory
+_MAX_SESSION_PATH = 43  # characters: Ray's sockets are up to 64 further on, and the kernel takes 107 in all
 
 # The largest argument or result, in bytes, that Ray sends in the call itself rather than through its object store.
 _INLINE_LIMIT = "RAY_max_direct_call_object_size"
@@ -37,6 +45,16 @@ def prepare_ray_environment(config: TrainingConfig) -> None:
             settings["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+
+
+def check_session_path(scratch: Path) -> None:
+    """Raise ConfigError if the sockets of a Ray started below `scratch` would have paths that the kernel refuses."""
+    if len(str(scratch / SESSION)) > _MAX_SESSION_PATH:
+        most = _MAX_SESSION_PATH - len(f"/{scratch.name}/{SESSION}")
+        raise ConfigError(
+            f"TMPDIR {scratch.parent}: too long for the paths of Ray's sockets, which leave it {most} characters; "
+            "set TMPDIR=/tmp"
+        )
 
 
 def actor_environment() -> dict[str, str]:

@@ -16,12 +16,11 @@ from ray.exceptions import AuthenticationError
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.processes.interrupts import blocked_in_children, ending_signals
-from coati_rl.processes.ray_environment import actor_environment
+from coati_rl.processes.ray_environment import SESSION, actor_environment, check_session_path
 
 logger = logging.getLogger(__name__)
 
 _OBJECT_STORE_BYTES = 512 * 2**20  # groups and batches are small; Ray would take a third of the memory
-_MAX_SESSION_PATH = 43  # characters: Ray's sockets are up to 64 further on, and the kernel takes 107 in all
 
 
 @contextmanager
@@ -75,13 +74,8 @@ def _start(session: Path, *, num_cpus: int, num_gpus: int) -> None:
 
 def _session_path(config: TrainingConfig, scratch: Path) -> Path:
     """Choose the directory of Ray's sessions, below a private one: Ray creates it with mode 0777."""
-    session = scratch / "ray"
-    if len(str(session)) > _MAX_SESSION_PATH:
-        most = _MAX_SESSION_PATH - len(f"/{scratch.name}/{session.name}")
-        raise ConfigError(
-            f"TMPDIR {scratch.parent}: too long for the paths of Ray's sockets, which leave it {most} characters; "
-            "set TMPDIR=/tmp"
-        )
+    check_session_path(scratch)
+    session = scratch / SESSION
     if config.cluster.ray_dir is not None:
         session.symlink_to(_make_private(Path(config.cluster.ray_dir).absolute()) / "ray")
         session.readlink().mkdir()

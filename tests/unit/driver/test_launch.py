@@ -5,6 +5,7 @@ import json
 import os
 import time
 from contextlib import closing, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from coati_rl.coordinator.state_json import to_json
 from coati_rl.driver import launch
 from coati_rl.driver.command import plan_or_launch
 from coati_rl.driver.launch import _driver_log, _records, _report_data_ended, _with_timeline_event
-from coati_rl.errors import RunError
+from coati_rl.errors import ConfigError, RunError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.preflight.prepared import PreparedJob
 
@@ -75,6 +76,14 @@ def test_it_is_a_warning_before_anything_starts(tmp_path, capsys):
         "rl_example.py: warning: one\n"
         "rl_example.py: warning: --max-steps 40: the data ends after 32; raise --num-episodes (-e)\n"
     )
+
+
+def test_a_temporary_directory_that_is_too_long_for_ray_is_refused_before_there_is_a_run_directory(tmp_path):
+    config = Config(model="model", run_dir=str(tmp_path / "run"))
+    prepared = PreparedJob(config=config, plan=SimpleNamespace(num_steps=32), warnings=())
+    long = Path("/") / ("t" * 25) / "coati-12345678"
+    with pytest.raises(ConfigError, match=r"TMPDIR /t+: too long for the paths of Ray's sockets"):
+        plan_or_launch(prepared, lambda: pytest.fail("Ray is imported"), warnings=[], is_dry_run=False, scratch=long)
 
 
 @pytest.mark.parametrize("error", [None, RunError("x"), KeyboardInterrupt()], ids=["whole", "failed", "interrupted"])

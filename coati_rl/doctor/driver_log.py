@@ -40,7 +40,10 @@ def read_driver_log(path: Path) -> DriverLog:
         if text.startswith(_STARTED):
             step_times, lost, failure, has_ended = [], [], None, False
         elif step := _STEP.match(text):
-            step_times.append((int(step[1]), datetime.fromisoformat(time.replace(",", ".")).timestamp()))
+            at = datetime.fromisoformat(time.replace(",", "."))
+            if step_times and at.timestamp() < step_times[-1][1]:
+                at = at.replace(fold=1)  # the hour comes twice when daylight saving time ends
+            step_times.append((int(step[1]), at.timestamp()))
         elif re.match(r"producer \d+ lost: ", text):
             lost.append(text)
         elif text.startswith((_SUMMARY, _INTERRUPTED)):

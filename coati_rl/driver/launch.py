@@ -244,7 +244,7 @@ class _LogFile(logging.FileHandler):
 def _driver_log(path: Path) -> Iterator[_LogFile]:
     """Write the driver's log to a file for the time of the block."""
     with disk_errors(path):
-        log = _LogFile(path)
+        log = _LogFile(path, encoding="utf-8", errors="backslashreplace")
     log.setFormatter(logging.Formatter(LOG_FORMAT))
     logger_of_all = logging.getLogger("coati_rl")
     logger_of_all.addHandler(log)

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import AuthenticationError
@@ -18,6 +19,7 @@ from typing import Any
 from coati_rl.errors import ConfigError
 
 _MAX_SOCKET_PATH = 107  # bytes, of Linux
+_RETRY_S = 0.1
 
 
 class CallServer:
@@ -56,8 +58,11 @@ class CallServer:
 
     def _accept(self) -> None:
         while not self._is_closed:
-            with suppress(OSError):
+            try:
                 connection = self._listener.accept()
+            except OSError:
+                time.sleep(_RETRY_S)  # where this process may open no more files
+            else:
                 threading.Thread(target=self._answer, args=(connection,), name="call", daemon=True).start()
 
     def _answer(self, connection: "Connection[Any, Any]") -> None:

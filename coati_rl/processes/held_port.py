@@ -29,8 +29,9 @@ def held_port(host: str, port: int, *, flags: str, remedy: str) -> Iterator[None
             # The first is refused if the port is anybody's, but not by the remains of an earlier run's connections.
             first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             first.bind(address)
-        except OSError as error:
-            raise ConfigError(f"{flags}: cannot listen there: {error.strerror or error}; {remedy}") from error
+        except (OSError, UnicodeError) as error:  # UnicodeError: of a name that is none, such as a..b
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{flags}: cannot listen there: {reason}; {remedy}") from error
         # A listener that reuses addresses, as most do, would be let in beside the first, but not beside the second.
         for each in (first, second):
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

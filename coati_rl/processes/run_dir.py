@@ -138,7 +138,8 @@ def make_run_dir(config: TrainingConfig, resume: ResumedRun | None = None, *, ch
             (paths.run_dir / CONFIG).write_text(to_yaml(resolved), encoding="utf-8")
             record_start(paths.run_dir)
     except OSError as error:
-        raise ConfigError(f"--run-dir {error.filename or wanted}: cannot be created: {error.strerror}") from error
+        where = error.filename or own or _wanted(config)
+        raise ConfigError(f"--run-dir {where}: cannot be created: {error.strerror}") from error
     return paths
 
 

@@ -51,6 +51,13 @@ def test_what_ends_a_run_is_the_last_line_of_its_log(tmp_path, error, line):
     assert (tmp_path / "driver.log").read_text().splitlines()[-1].endswith(f"coati_rl.driver.launch: {line}")
 
 
+def test_the_log_is_utf_8_and_holds_what_is_no_text(tmp_path, capsys):
+    with _driver_log(tmp_path / "driver.log"):
+        launch.logger.info("Zürich \ud83d")
+    assert "Zürich \\ud83d" in (tmp_path / "driver.log").read_text(encoding="utf-8")
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("wanted", "taken", "line"),
     [

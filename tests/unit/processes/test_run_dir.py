@@ -75,6 +75,15 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
         paths_of("--run-dir", "file/run")
 
 
+def test_a_full_disk_is_named_by_the_directory_also_where_no_flag_gave_it(tmp_path, monkeypatch):
+    def full(run_dir):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("coati_rl.processes.run_dir.record_start", full)
+    with pytest.raises(ConfigError, match=r"--run-dir .*/runs/\S+: cannot be created: No space left on device"):
+        paths_of()
+
+
 @pytest.fixture
 def resumed(tmp_path):
     """(checkpoint directory, flags) -> the paths of the run that goes on from its step 20."""

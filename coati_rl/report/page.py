@@ -16,6 +16,8 @@ from typing import Any
 from coati_rl.errors import ConfigError
 from coati_rl.report.escaped_json import as_json
 from coati_rl.report.run_data import add_steps, number_of_steps, page_data, read_runs
+from coati_rl.run_reader.run_directory import ANNOTATIONS
+from coati_rl.text import count
 
 MAX_BYTES = 5_000_000  # of a report
 _SCRIPTS = (
@@ -71,14 +73,18 @@ def report(paths: Sequence[Path], *, steps: Sequence[int] = (), max_bytes: int =
         add_steps(run, fields, run.steps_to_show(number, steps), room // len(runs))
     _check_steps(steps, data)
     page = html_page(data, title=title)
-    while len(page) > max_bytes and any(fields["rollouts"] for fields in data["runs"]):  # escapes take room, too
+    # Escapes take room, too. Of a single one nothing is left.
+    while len(page) > max_bytes and any(fields["rollouts"] or fields["groups"] for fields in data["runs"]):
         for fields in data["runs"]:
-            fields["rollouts"] = fields["rollouts"][::2]
-            fields["groups"] = fields["groups"][::2]
+            for name in ("rollouts", "groups"):
+                fields[name] = fields[name][::2] if len(fields[name]) > 1 else []
             fields["read"]["is_halved"] = True
         page = html_page(data, title=title)
     if len(page) > max_bytes:
-        raise ConfigError(f"{len(runs)} runs: their page would have {len(page):,} bytes; give fewer runs")
+        raise ConfigError(
+            f"{count(len(runs), 'run')}: the page would have {len(page):,} bytes without rollouts, of which "
+            f"{max_bytes:,} are allowed; give fewer runs, or move their {ANNOTATIONS} away"
+        )
     return page
 
 

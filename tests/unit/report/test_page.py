@@ -8,6 +8,7 @@ import re
 import pytest
 
 from coati_rl.command_line import main
+from coati_rl.errors import ConfigError
 from coati_rl.report.escaped_json import as_json
 from coati_rl.report.page import MAX_BYTES, html_page, report
 from coati_rl.report.run_data import ReportData
@@ -104,6 +105,15 @@ def test_what_does_not_fit_is_left_out_and_the_page_says_so(write_run):
     assert len(page) <= most
     shown = data_of(page)["runs"][0]
     assert len(shown["rollouts"]) < 80 or "left out" in json.dumps(shown["rollouts"])
+
+
+def test_a_page_of_which_nothing_more_can_be_left_out_is_refused(write_run):
+    runs = [write_run(name, rollouts=[{}]) for name in ("one", "other")]
+    whole = len(report(runs))
+    bare = data_of(report(runs, max_bytes=whole - 100))["runs"]
+    assert [(each["rollouts"], each["groups"], each["read"]["is_halved"]) for each in bare] == [([], [], True)] * 2
+    with pytest.raises(ConfigError, match=r"2 runs: the page would have [\d,]+ bytes .*; give fewer runs"):
+        report(runs, max_bytes=10_000)
 
 
 def test_of_a_long_run_steps_are_chosen_evenly_and_those_that_are_asked_for(write_run):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from coati_rl.checkpoint.directory import checkpoints_in, find_checkpoint, step_of
+from coati_rl.checkpoint.directory import checkpoints_in, step_of
 from coati_rl.config.kept_weights import DIRECTORY as KEPT_WEIGHTS
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
@@ -35,16 +35,11 @@ def starts_of(run: RunDirectory, config: TrainingConfig) -> list[Start]:
 
 
 def _trainable(run: RunDirectory, config: TrainingConfig) -> list[Start]:
-    own = Path(config.run.save_dir) if config.run.save_dir else run.path / "checkpoints"
-    found = [Start(directory=path, step=step_of(path), is_initial=False) for path in checkpoints_in(own)]
-    if config.run.checkpoint_path is None:
-        return [Start(directory=Path(config.model.model), step=0, is_initial=True), *found]
-    resumed = find_checkpoint(Path(config.run.checkpoint_path))
-    if all(each.step != step_of(resumed) for each in found) and step_of(resumed) >= 0:
-        found.append(Start(directory=resumed, step=step_of(resumed), is_initial=False))
-    model = Start(directory=Path(config.model.model), step=0, is_initial=True)
-    is_own = resumed.parent.resolve() == own.resolve()
-    return [*([model] if is_own else []), *found]
+    found = {each["step"]: Path(each["checkpoint"]) for each in run.resumptions()}  # some are deleted by now
+    found |= {step_of(path): path for path in run.checkpoints()}
+    saved = [Start(directory=path, step=step, is_initial=False) for step, path in found.items() if path.is_dir()]
+    has_first_step = next(run.iterate_steps(), {}).get("step") == 1  # of one resumed elsewhere it is not here
+    return [Start(directory=Path(config.model.model), step=0, is_initial=True), *saved] if has_first_step else saved
 
 
 def nearest(starts: list[Start], step: int, *, takes_kept: bool) -> Start:

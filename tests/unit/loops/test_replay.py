@@ -1,9 +1,11 @@
 """Replay steps of runs from their files: all stages agree, or the first one that differs is named."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from coati_rl.command_line import main
 from coati_rl.errors import ConfigError
@@ -54,6 +56,33 @@ def test_steps_without_a_checkpoint_before_them_are_trained_again(run_dir, tmp_p
     stages = [*replay_of(left).stages(4)]
     assert {stage.verdict for stage in stages} == {"agrees"}
     assert "3 steps after it trained again" in next(stage.text for stage in stages if stage.name == "weights")
+
+
+def test_a_resumed_run_is_replayed_without_the_checkpoint_that_it_was_resumed_from(run_dir, tmp_path):
+    resumed = copy_of(run_dir, tmp_path / "run")
+    gone = resumed / "checkpoints" / "step-2"
+    config = yaml.safe_load((resumed / "config.yaml").read_text())
+    (resumed / "config.yaml").write_text(yaml.safe_dump(config | {"checkpoint_path": str(gone)}))
+    (resumed / "resumes.jsonl").write_text(json.dumps({"step": 2, "checkpoint": str(gone), "changes": []}) + "\n")
+    gone.rename(tmp_path / "step-2")
+    stages = [*replay_of(resumed).stages(3)]
+    assert {stage.verdict for stage in stages} == {"agrees"}
+    assert "step-1, 1 step after it trained again" in next(stage.text for stage in stages if stage.name == "weights")
+
+
+def test_a_run_that_was_resumed_in_another_directory_begins_with_the_checkpoint_there(run_dir, tmp_path):
+    other = copy_of(run_dir, tmp_path / "other")
+    for name in ("checkpoints", "gradients"):
+        (other / name).rename(tmp_path / name)
+    own = [line for line in (other / "metrics.jsonl").read_text().splitlines(keepends=True) if '"step": 4' in line]
+    (other / "metrics.jsonl").write_text("".join(own))
+    there = str(run_dir / "checkpoints" / "step-3")
+    # It was resumed once more since, from a checkpoint of its own, which is deleted.
+    lines = [{"step": 3, "checkpoint": there}, {"step": 4, "checkpoint": str(other / "checkpoints" / "step-4")}]
+    (other / "resumes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [(each.directory, each.step) for each in replay_of(other).starts] == [(Path(there), 3)]
+    verdicts = {stage.name: stage.verdict for stage in replay_of(other).stages(4)}
+    assert (verdicts["weights"], verdicts["loss"]) == ("agrees", "agrees")
 
 
 OF_KEPT_WEIGHTS = {

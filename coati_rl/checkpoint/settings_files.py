@@ -17,13 +17,13 @@ _KEPT = re.compile(r"config-step-(\d+)(-\d+)?\.yaml")
 
 def settings_file(checkpoint: Path) -> Path:
     """Return the file of the settings that wrote a checkpoint; it may not exist."""
-    return _written_with(step_of(checkpoint), checkpoint.parent.parent)
+    return settings_of_step(step_of(checkpoint), checkpoint.parent.parent)
 
 
 def keep_settings(step: int, aside: Path, *, run_dir: Path) -> None:
     """Keep config.yaml before a resumption from a step; what was kept of later steps, which are void, goes aside."""
     kept = run_dir / f"config-step-{step}.yaml"
-    if (path := _written_with(step, run_dir)) not in (kept, run_dir / CONFIG):
+    if (path := settings_of_step(step, run_dir)) not in (kept, run_dir / CONFIG):
         shutil.copy(path, kept)
     shutil.copy(run_dir / CONFIG, free_name(kept))
     for number, path in _kept(run_dir):
@@ -32,7 +32,8 @@ def keep_settings(step: int, aside: Path, *, run_dir: Path) -> None:
             shutil.move(path, aside / path.name)
 
 
-def _written_with(step: int, run_dir: Path) -> Path:
+def settings_of_step(step: int, run_dir: Path) -> Path:
+    """Return the file of the settings that an optimizer step was trained with, and its checkpoint written."""
     later = [number for number, _ in _kept(run_dir) if number >= step]
     return run_dir / (f"config-step-{min(later)}.yaml" if later else CONFIG)
 

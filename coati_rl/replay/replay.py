@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +52,10 @@ class Replay:
         """
         self.run = run
         self._parts = parts
-        self.config: TrainingConfig = config_of(run)
-        if self.config.setting("aux_loss_coeff", 0.0):
-            raise ConfigError(f"{run.path}: steps with --aux-loss-coeff cannot be replayed yet")
-        self.precision = precision_of(run, self.config)
         self.records: Mapping[int, Mapping[str, Any]] = {record["step"]: record for record in run.steps()}
-        self.starts = starts_of(run, self.config)
-        self._with_ratios = with_ratios and isinstance(self.config, Config)
+        self._with_ratios = with_ratios
         self._ratios: dict[Content, np.ndarray] = {}
+        self._take_settings(max(self.records, default=1))
 
     def stages(self, step: int, uid: str | None = None) -> Iterator[ReplayStage]:
         """Yield the stages of an optimizer step, from 1.
@@ -72,12 +67,21 @@ class Replay:
         """
         if step not in self.records:
             raise ConfigError(f"--step {step}: {self.run.path / 'metrics.jsonl'} has no such step")
+        self._take_settings(step)
         if isinstance(self.config, Config):
             yield from self._rollout_stages(self.config, step, uid)
         elif uid is None:
             yield from self._dataset_stages(step)
         else:
             raise ConfigError("--sample: a job on a dataset has no rollouts; leave it out")
+
+    def _take_settings(self, step: int) -> None:
+        """Take the settings that a step was trained with: a run that is resumed since may have others."""
+        self.config: TrainingConfig = config_of(self.run, step)
+        if self.config.setting("aux_loss_coeff", 0.0):
+            raise ConfigError(f"{self.run.path}: steps with --aux-loss-coeff cannot be replayed yet")
+        self.precision = precision_of(self.run, self.config)
+        self.starts = starts_of(self.run, self.config)
 
     def write_ratios(self, step: int) -> Path:
         """Write the ratios of the tokens of a step whose stages have been computed. Returns: the file.
@@ -101,9 +105,11 @@ class Replay:
         if of_records.verdict == "differs":
             return  # there may be no groups to be made of these lines
         groups = groups_of(recorded)
-        prompts = prompts_or_error(self._find_prompt, rollouts)
+        needs_template = config.data.input_template is None
+        tokenizer = load_run_tokenizer(Path(config.model.model), config.data, needs_chat_template=needs_template)
+        prompts = prompts_or_error(self._prompt_finder(config, tokenizer), rollouts)
         yield check_prompts(rollouts, prompts)
-        yield check_texts(rollouts, self._tokenizer, config.sampling.stop)
+        yield check_texts(rollouts, tokenizer, config.sampling.stop)
         with closing(self._parts.open_scorer(config)) as scorer:
             yield check_rewards(rollouts, prompts, config, scorer)
         own = RolloutBatches(config, self.precision)
@@ -153,7 +159,7 @@ class Replay:
         retraining.advance(step - 1, self._learning_rate)
         batch, sums = retraining.batch()
         result = training.result_of(batch, sums)
-        self._ratios = ratios_of(training, batch) if self._with_ratios else {}
+        self._ratios = ratios_of(training, batch) if self._with_ratios and isinstance(self.config, Config) else {}
         yield from check_metrics(result, record, tolerance)
         yield from check_gradients(
             training,
@@ -274,17 +280,10 @@ class Replay:
     def _learning_rate(self, step: int) -> float:
         return float(self.records[step]["learning_rate"])
 
-    @cached_property
-    def _tokenizer(self) -> Any:
-        needs_template = getattr(self.config.data, "input_template", None) is None
-        return load_run_tokenizer(Path(self.config.model.model), self.config.data, needs_chat_template=needs_template)
-
-    @cached_property
-    def _find_prompt(self) -> Any:
+    def _prompt_finder(self, config: Config, tokenizer: Any) -> Any:
         """Return the function from a uid to its prompt, of the dataset's rows as they are now."""
-        config: Any = self.config
         environment = self._parts.environment(config)
         rows = load_run_rows(config, self._parts.rewards, tools=environment.tools)
-        environment.check_tokenizer(self._tokenizer)
-        train, _ = make_run_prompts(rows, config, self._tokenizer)
-        return make_source(rows, config, self._tokenizer, train).find
+        environment.check_tokenizer(tokenizer)
+        train, _ = make_run_prompts(rows, config, tokenizer)
+        return make_source(rows, config, tokenizer, train).find

@@ -14,12 +14,13 @@ from coati_rl.errors import ConfigError
 from coati_rl.run_reader.run_directory import RunDirectory
 
 
-def config_of(run: RunDirectory) -> TrainingConfig:
-    """Return the run's configuration. Raises: ConfigError if it is of another version, or of none of the jobs."""
-    values = run.config()
+def config_of(run: RunDirectory, step: int) -> TrainingConfig:
+    """Return what a step was trained with. Raises: ConfigError if it is of another version, or of none of the jobs."""
+    values = run.config(step)
     kinds = sorted(TRAINING.values(), key=lambda kind: len({*values} ^ {*kind.fields()}))
     if unknown := sorted({*values} - {*kinds[0].fields()}):
-        raise ConfigError(f"{run.path / 'config.yaml'}: has {', '.join(unknown[:3])}, which this version does not know")
+        names = ", ".join(unknown[:3])
+        raise ConfigError(f"{run.path}: the settings of step {step} have {names}, which this version does not know")
     return build_job(values, kinds[0])
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from coati_rl.checkpoint.directory import checkpoints_in
+from coati_rl.checkpoint.settings_files import CONFIG, settings_of_step
 from coati_rl.errors import ConfigError
 from coati_rl.observability.records import MACHINE
 from coati_rl.observability.sinks import METRICS, SYNCS
@@ -43,15 +44,19 @@ class RunDirectory:
         `skips_damaged`: steps, syncs and evaluations are read without damaged lines, which raise a ConfigError else.
         """
         self.path, self._skips_damaged = path, skips_damaged
-        if not (path / "config.yaml").is_file():
+        if not (path / CONFIG).is_file():
             raise ConfigError(f"{path}: has no config.yaml; give the directory of a run")
 
-    def config(self) -> dict[str, Any]:
-        """Return the resolved configuration. Raises: ConfigError if the file cannot be read."""
+    def config(self, step: int | None = None) -> dict[str, Any]:
+        """Return the resolved configuration of the last start, or that which a step was trained with.
+
+        Raises: ConfigError if the file cannot be read.
+        """
+        path = self.path / CONFIG if step is None else settings_of_step(step, self.path)
         try:
-            found = parse_yaml((self.path / "config.yaml").read_text(encoding="utf-8"))
+            found = parse_yaml(path.read_text(encoding="utf-8"))
         except (OSError, yaml.YAMLError) as error:
-            raise ConfigError(f"{self.path / 'config.yaml'}: cannot be read: {error}") from error
+            raise ConfigError(f"{path}: cannot be read: {error}") from error
         return dict(found or {})
 
     def steps(self) -> list[dict[str, Any]]:

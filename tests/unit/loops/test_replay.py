@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 
+from coati_rl.checkpoint.settings_files import keep_settings
 from coati_rl.command_line import main
 from coati_rl.errors import ConfigError
 from tests.unit.loops.recorded_run import change_lines, copy_of, first_named, replay_of, write_metrics
@@ -68,6 +69,16 @@ def test_a_resumed_run_is_replayed_without_the_checkpoint_that_it_was_resumed_fr
     stages = [*replay_of(resumed).stages(3)]
     assert {stage.verdict for stage in stages} == {"agrees"}
     assert "step-1, 1 step after it trained again" in next(stage.text for stage in stages if stage.name == "weights")
+
+
+def test_a_step_is_replayed_with_the_settings_that_it_was_trained_with(run_dir, tmp_path):
+    resumed = copy_of(run_dir, tmp_path / "run")
+    keep_settings(3, resumed / "discarded", run_dir=resumed)
+    config = yaml.safe_load((resumed / "config.yaml").read_text())
+    (resumed / "config.yaml").write_text(yaml.safe_dump(config | {"kl_coeff": 0.5}))
+    replay = replay_of(resumed)
+    verdicts = [{stage.name: stage.verdict for stage in replay.stages(step)}["loss"] for step in (2, 3, 4)]
+    assert verdicts == ["agrees", "agrees", "differs"], "the fourth step was trained with 0.05, too"
 
 
 def test_a_run_that_was_resumed_in_another_directory_begins_with_the_checkpoint_there(run_dir, tmp_path):

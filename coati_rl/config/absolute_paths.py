@@ -1,4 +1,4 @@
-"""Make the inputs' paths of a stored configuration absolute, so that it is read the same from another directory."""
+"""Make the paths of a stored configuration absolute, so that it is read the same from another directory."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,12 +8,14 @@ from coati_rl.config.named_paths import read_sources
 
 _SOURCES = ("dataset", "eval_dataset")  # fields whose texts may name several files, with shares
 _MODELS = ("model", "teacher", "reference_model", "critic_model", "adapter")  # directories, or names of the hub
+_OUTPUTS = ("save_dir", "eval_save_dir", "rollout_save_dir")  # directories, which may not exist yet
 
 
 def with_absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by flat field name with absolute paths; names of the hub, generators and texts stay as they are."""
     absolute = {name: _sources(values[name]) for name in _SOURCES if values.get(name)}
     absolute |= {name: _existing(values[name]) for name in _MODELS if values.get(name)}
+    absolute |= {name: str(Path(values[name]).absolute()) for name in _OUTPUTS if values.get(name)}
     return {name: absolute.get(name, value) for name, value in values.items()}
 
 

@@ -39,6 +39,11 @@ def test_what_exists_here_is_stored_as_an_absolute_path(here, given, stored):
     assert with_absolute_paths({"dataset": stored}) == {"dataset": stored}, "and stays that"
 
 
+def test_directories_of_outputs_too_though_they_do_not_exist_yet(here):
+    values = {"save_dir": "deep/ckpt", "eval_save_dir": None, "rollout_save_dir": "/abs/rollouts"}
+    assert with_absolute_paths(values) == values | {"save_dir": f"{here}/deep/ckpt"}
+
+
 def test_models_and_evaluation_sets_too_and_texts_do_not(here):
     values = {"eval_dataset": {"a": "a.jsonl"}, "teacher": "model", "reference_model": None, "system_prompt": "model"}
     assert with_absolute_paths(values) == {

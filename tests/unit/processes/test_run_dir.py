@@ -13,6 +13,7 @@ from coati_rl.checkpoint.resumed_run import changed_settings
 from coati_rl.config.cli import parse
 from coati_rl.errors import ConfigError
 from coati_rl.processes.run_dir import checkpoint_bytes, locked, make_run_dir
+from coati_rl.run_reader.run_directory import RunDirectory
 
 
 def paths_of(*argv):
@@ -46,6 +47,17 @@ def test_each_output_may_go_elsewhere(tmp_path):
     assert (paths.checkpoints, paths.evaluation) == (tmp_path / "model", tmp_path / "eval")
     assert str(paths.rollouts) == "/abs/rollouts"
     assert paths.logs == tmp_path / "runs/GRPO/logs"
+
+
+def test_readers_find_outputs_elsewhere_from_any_directory(tmp_path, monkeypatch):
+    paths = paths_of("-sd", "model", "-esd", "eval", "-rsd", "rollouts")
+    (paths.checkpoints / "step-1").mkdir(parents=True)
+    paths.rollouts.mkdir()
+    (paths.rollouts / "steps-000001-000100.jsonl").touch()
+    monkeypatch.chdir("/")
+    run = RunDirectory(paths.run_dir)
+    assert (run.checkpoints(), run.evaluation_summary.parent) == ([tmp_path / "model/step-1"], tmp_path / "eval")
+    assert run.rollout_files() == [tmp_path / "rollouts/steps-000001-000100.jsonl"]
 
 
 def test_the_resolved_configuration_is_written_and_can_be_read_back():

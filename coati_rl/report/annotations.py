@@ -1,13 +1,13 @@
 """Keep what people note of rollouts in the run's directory: a line of annotations.jsonl each, never changed."""
 
 import json
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from coati_rl.errors import ConfigError
+from coati_rl.observability.sinks import JsonlSink
 from coati_rl.run_reader.run_directory import ANNOTATIONS
 
 MAX_FILE_BYTES = 4 << 20
@@ -26,17 +26,13 @@ class Note(BaseModel):
 
 
 def annotate(run_dir: Path, note: Note) -> None:
-    """Append a note with the time. Raises: ConfigError if the file is full or cannot be written."""
+    """Append a note with the time. Raises: ConfigError if the file is full; RunError if it cannot be written."""
     path = run_dir / ANNOTATIONS
     record = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **note.model_dump()}
-    line = json.dumps(record).encode() + b"\n"
+    if path.is_file() and path.stat().st_size + len(json.dumps(record)) >= MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: has {MAX_FILE_BYTES >> 20} MiB of notes, and takes no more; move it away")
+    sink = JsonlSink(path)
     try:
-        if path.is_file() and path.stat().st_size + len(line) > MAX_FILE_BYTES:
-            raise ConfigError(f"{path}: has {MAX_FILE_BYTES >> 20} MiB of notes, and takes no more; move it away")
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(file, line)  # at once, so that the lines of two pages do not mix
-        finally:
-            os.close(file)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+        sink.write(note.step, record)
+    finally:
+        sink.close()

@@ -3,6 +3,8 @@
 import fcntl
 import json
 import re
+import resource
+import signal
 import subprocess
 import sys
 
@@ -10,7 +12,8 @@ import httpx2 as httpx
 import pytest
 
 from coati_rl.command_line import main
-from coati_rl.report.annotations import MAX_FILE_BYTES
+from coati_rl.errors import RunError
+from coati_rl.report.annotations import MAX_FILE_BYTES, Note, annotate
 from coati_rl.report.live import changes
 from coati_rl.report.watch_app import make_app
 from coati_rl.run_reader.run_directory import RunDirectory
@@ -142,6 +145,22 @@ def test_notes_are_bounded(client, run, note, status, message):
     )
     assert (reply.status_code, reply.json()["error"]) == (status, message)
     assert not (run / "annotations.jsonl").exists()
+
+
+def test_a_note_that_does_not_fit_on_the_disk_is_refused_and_leaves_the_others_readable(run):
+    note = Note(step=1, uid="train-1.0", sample=0, text="x")
+    annotate(run, note)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signals = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((run / "annotations.jsonl").stat().st_size + 20, limits[1]))
+    try:
+        with pytest.raises(RunError, match=r"annotations\.jsonl cannot be written"):
+            annotate(run, note)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, signals)
+    annotate(run, note)
+    assert [each["text"] for each in RunDirectory(run).annotations()] == ["x", "x"]
 
 
 def test_a_full_file_of_notes_takes_no_more(client, run):

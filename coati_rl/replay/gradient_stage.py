@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -232,8 +233,9 @@ def check_update(
         size = norm_of(masters[name] - before[role][name] for name in masters)
         difference = norm_of(saved[name].float() - masters[name] for name in masters)
         error = difference / max(size, 1e-30) if difference else 0.0
-        if error > worst:
-            worst, where = error, f"{role} moved by {size:.3g} in norm, and is {difference:.3g} off"
+        if not error <= worst:  # True for NaN
+            worst = error if isfinite(error) else inf
+            where = f"{role} moved by {size:.3g} in norm, and is {difference:.3g} off"
     text = f"weights after the step: relative difference of the update {worst:.2g}"
     return checked("update", None if worst <= tolerance else f"{text} ({where})", text)
 

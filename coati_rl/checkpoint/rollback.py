@@ -17,8 +17,8 @@ _EVALUATION = re.compile(r".*-step-(\d+)\.jsonl")
 
 
 def set_aside_records(step: int, aside: Path, *, run_dir: Path, rollouts: Path, evaluation: Path) -> None:
-    """Restore metrics, syncs, rollouts, gradients, ratios and evaluations to their content after a step."""
-    for name in ("metrics.jsonl", "syncs.jsonl"):
+    """Restore metrics, syncs, rollouts, notes, gradients, ratios and evaluations to their content after a step."""
+    for name in ("metrics.jsonl", "syncs.jsonl", "annotations.jsonl"):
         _split(run_dir / name, step, aside)
     for path in sorted(rollouts.glob("*.jsonl")):
         _split(path, step, aside / "rollouts")

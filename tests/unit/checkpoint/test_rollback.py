@@ -32,7 +32,7 @@ def steps_of(path):
 
 
 def test_records_after_the_step_leave_every_file(tmp_path, write, set_aside):
-    names = ("metrics.jsonl", "eval/summary.jsonl")
+    names = ("metrics.jsonl", "annotations.jsonl", "eval/summary.jsonl")
     names += tuple(f"{each}/steps-000001-000100.jsonl" for each in ("rollouts", "gradients"))
     for name in names:
         write(name, 1, 2, 2, 3, 4)

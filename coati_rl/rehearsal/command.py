@@ -21,6 +21,7 @@ from coati_rl.config.rules import check
 from coati_rl.config.training import TrainingConfig
 from coati_rl.driver.command import exit_code_of
 from coati_rl.errors import CoatiError, ConfigError, RunError
+from coati_rl.flag_numbers import integer_from, positive
 from coati_rl.processes.child_call import ObjectInChild
 from coati_rl.processes.exit_messages import print_lines
 from coati_rl.processes.run_dir import probe_outputs
@@ -61,13 +62,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="write what was found to standard output as JSON")
     parser.add_argument(
-        "--limit-s", type=float, default=_LIMIT_S, help=f"seconds for all stages; default: {_LIMIT_S:g}"
+        "--limit-s", type=positive, default=_LIMIT_S, help=f"seconds for all stages; default: {_LIMIT_S:g}"
     )
     parser.add_argument(
-        "--gpu-memory", type=float, metavar="GIB", help="the command is meant for GPUs of this memory: compare with it"
+        "--gpu-memory",
+        type=positive,
+        metavar="GIB",
+        help="the command is meant for GPUs of this memory: compare with it",
     )
-    parser.add_argument("--nodes", type=int, help="the command is meant for so many nodes: find a place for its actors")
-    parser.add_argument("--gpus-per-node", type=int, default=8, help="of these nodes; default: 8")
+    parser.add_argument(
+        "--nodes", type=integer_from(1), help="the command is meant for so many nodes: find a place for its actors"
+    )
+    parser.add_argument("--gpus-per-node", type=integer_from(1), default=8, help="of these nodes; default: 8")
     return parser
 
 

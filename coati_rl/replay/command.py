@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from coati_rl.errors import CoatiError, ConfigError
+from coati_rl.flag_numbers import integer_from
 from coati_rl.replay.parts import Parts
 from coati_rl.replay.replay import Replay
 from coati_rl.replay.stage import ReplayStage, conclusion, first_difference
@@ -19,7 +20,7 @@ def run_command(arguments: Sequence[str] | None, parts: Callable[[], Parts]) -> 
     """Run the command. Returns: the exit code: 0 if no stage differs, 1 if one does, 2 for a mistake of the user's."""
     parser = argparse.ArgumentParser(prog=_PROG, description=__doc__)
     parser.add_argument("run", type=Path, help="directory of a run, also of one that goes on")
-    parser.add_argument("--step", type=int, required=True, help="optimizer step, from 1")
+    parser.add_argument("--step", type=integer_from(1), required=True, help="optimizer step, from 1")
     parser.add_argument("--sample", metavar="UID", help="check the rollouts of this prompt alone, as the lines name it")
     parser.add_argument(
         "--ratios", action="store_true", help="write the ratio of each token beside the run, for coati-rl report"

@@ -114,7 +114,7 @@ def keys_of(annotations: Iterable[Mapping[str, Any]]) -> frozenset[Key]:
 
 def shown(value: Any) -> str:
     """Return a setting's value on the page: text as it is, anything else as JSON."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=list)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return cut(text, _SETTING_CHARACTERS)
 
 

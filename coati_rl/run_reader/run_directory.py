@@ -44,7 +44,13 @@ class RunDirectory:
         `skips_damaged`: steps, syncs and evaluations are read without damaged lines, which raise a ConfigError else.
         """
         self.path, self._skips_damaged = path, skips_damaged
-        if not (path / CONFIG).is_file():
+        try:
+            is_run = (path / CONFIG).is_file()
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: cannot be read: {error.strerror}; give a directory that you may read"
+            ) from error
+        if not is_run:
             raise ConfigError(f"{path}: has no config.yaml; give the directory of a run")
 
     def config(self, step: int | None = None) -> dict[str, Any]:
@@ -55,9 +61,11 @@ class RunDirectory:
         path = self.path / CONFIG if step is None else settings_of_step(step, self.path)
         try:
             found = parse_yaml(path.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}") from error
-        return dict(found or {})
+        except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8, or a date that does not exist
+            raise ConfigError(f"{path}: cannot be read: {error}; give the directory of a run") from error
+        if not isinstance(found, dict) or not found:
+            raise ConfigError(f"{path}: holds no settings; give the directory of a run")
+        return found
 
     def steps(self) -> list[dict[str, Any]]:
         """Return the metrics of each optimizer step."""

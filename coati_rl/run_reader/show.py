@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from coati_rl.errors import CoatiError, ConfigError
+from coati_rl.flag_numbers import integer_from
 from coati_rl.run_reader.rollout import RecordedRollout
 from coati_rl.run_reader.run_directory import RunDirectory
 from coati_rl.text import count, printable, shorten
@@ -86,10 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print rollouts. Returns: the exit code."""
     parser = argparse.ArgumentParser(prog=_PROG, description=__doc__)
     parser.add_argument("run", type=Path, help="directory of a run, also of one that goes on")
-    parser.add_argument("--step", type=int, help="optimizer step, from 1; default: the last one with rollouts")
+    of_steps = "optimizer step, from 1; default: the last one with rollouts"
+    parser.add_argument("--step", type=integer_from(1), help=of_steps)
     parser.add_argument("--uid", help="of one prompt, as the lines name it")
-    parser.add_argument("-n", type=int, default=1, help="answers of a prompt, best and worst; default: 1 of each")
-    parser.add_argument("--width", type=int, default=2000, help="characters of a message; default: 2000")
+    parser.add_argument(
+        "-n", type=integer_from(1), default=1, help="answers of a prompt, best and worst; default: 1 of each"
+    )
+    parser.add_argument("--width", type=integer_from(1), default=2000, help="characters of a message; default: 2000")
     given = parser.parse_args(arguments)
     try:
         run = RunDirectory(given.run)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.errors import ConfigError, RunError
+from coati_rl.flag_numbers import integer_from, positive
 from coati_rl.processes.exit_messages import no_temporary_directory
 
 _GRACE_S = 20.0  # for producers to give their prompts back
@@ -35,10 +36,10 @@ def join(arguments: Sequence[str]) -> int:
         return exit_code
     parser = argparse.ArgumentParser(prog="coati-rl join", description="Join the Ray cluster of a run.")
     parser.add_argument("address", help="of the cluster's head, HOST:PORT, or a run's --join-port, https://HOST:PORT")
-    parser.add_argument("--num-cpus", type=int, help="cores to offer; default: all")
-    parser.add_argument("--num-gpus", type=int, help="GPUs to offer; default: all")
+    parser.add_argument("--num-cpus", type=integer_from(1), help="cores to offer; default: all")
+    parser.add_argument("--num-gpus", type=integer_from(0), help="GPUs to offer; default: all")
     parser.add_argument("--node-ip-address", help="this machine's address; default: found by Ray")
-    parser.add_argument("--grace-s", type=float, default=_GRACE_S, help="for prompts to be given back, seconds")
+    parser.add_argument("--grace-s", type=positive, default=_GRACE_S, help="for prompts to be given back, seconds")
     options = parser.parse_args(arguments)
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # else Ray's client sends none
     try:
@@ -59,7 +60,7 @@ def join(arguments: Sequence[str]) -> int:
 def leave(arguments: Sequence[str]) -> int:
     """Have every `coati-rl join` of this user on this machine leave. Returns: 1 if one does not end, 2 if none runs."""
     parser = argparse.ArgumentParser(prog="coati-rl leave", description="Leave the clusters that this machine joined.")
-    parser.add_argument("--grace-s", type=float, default=_GRACE_S, help="as of `coati-rl join`, seconds")
+    parser.add_argument("--grace-s", type=positive, default=_GRACE_S, help="as of `coati-rl join`, seconds")
     options = parser.parse_args(arguments)
     try:
         notes = [note for note in _notes().iterdir() if _is_held(note)]

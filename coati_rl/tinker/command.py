@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coati_rl.errors import ConfigError
+from coati_rl.flag_numbers import integer_from, positive
 from coati_rl.processes.exit_codes import exit_code_of
 from coati_rl.processes.exit_messages import print_lines
 from coati_rl.processes.http_server import ReadyServer, is_loopback, listen_as_told, server_config, url_of
@@ -75,14 +76,36 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="what computes")
     add("--precision", choices=["fp32", "bf16"], help="of base models; default: bf16 on GPUs, else fp32")
     add("--sampler", choices=["transformers", "vllm"], default="transformers", help="what samples")
-    add("--max-tokens", type=int, metavar="N", help="of a sequence; default: the model's positions, at most 8192")
+    add(
+        "--max-tokens",
+        type=integer_from(1),
+        metavar="N",
+        help="of a sequence; default: the model's positions, at most 8192",
+    )
     limits = Limits()
-    add("--max-models", type=int, default=limits.max_models, metavar="N", help="of a key at a time")
-    add("--max-checkpoint-gib", type=float, default=limits.max_checkpoint_bytes / 2**30, help="of a key's checkpoints")
-    add("--max-in-flight", type=int, default=limits.max_in_flight, metavar="N", help="unanswered requests of a key")
-    add("--session-timeout-s", type=float, default=limits.session_timeout_s, help="without a client's heartbeat")
-    add("--poll-s", type=float, default=limits.poll_s, help="that a call waits for an answer; a proxy may need less")
-    add("--save-steps", type=int, default=limits.save_steps, metavar="N", help="between automatic checkpoints")
+    add("--max-models", type=integer_from(1), default=limits.max_models, metavar="N", help="of a key at a time")
+    add(
+        "--max-checkpoint-gib",
+        type=positive,
+        default=limits.max_checkpoint_bytes / 2**30,
+        help="of a key's checkpoints",
+    )
+    add(
+        "--max-in-flight",
+        type=integer_from(1),
+        default=limits.max_in_flight,
+        metavar="N",
+        help="unanswered requests of a key",
+    )
+    add("--session-timeout-s", type=positive, default=limits.session_timeout_s, help="without a client's heartbeat")
+    add("--poll-s", type=positive, default=limits.poll_s, help="that a call waits for an answer; a proxy may need less")
+    add(
+        "--save-steps",
+        type=integer_from(1),
+        default=limits.save_steps,
+        metavar="N",
+        help="between automatic checkpoints",
+    )
     return parser
 
 
@@ -98,8 +121,6 @@ def _serve(given: argparse.Namespace, make_base: MakeBase, say: Callable[[str], 
         save_steps=given.save_steps,
         poll_s=given.poll_s,
     )
-    if min(limits.max_models, limits.max_in_flight, limits.save_steps, limits.session_timeout_s, limits.poll_s) <= 0:
-        raise ConfigError("--max-models, --max-in-flight, --save-steps, --session-timeout-s, --poll-s: give above 0")
     if given.sampler == "vllm" and len(models) > 1:
         raise ConfigError("--sampler vllm: a process holds one engine; give one --model, or use --sampler transformers")
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before torch is imported

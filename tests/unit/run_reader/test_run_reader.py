@@ -253,3 +253,10 @@ def test_outputs_in_other_directories_are_found_as_the_settings_name_them(write,
     assert [each.step for each in run.rollouts()] == [1]
     assert run.evaluations() == [{"step": 1, "task": "math"}]
     assert run.checkpoints() == []
+
+
+@pytest.mark.parametrize("content", ["größe: 1".encode("latin-1"), b"- a\n- b", b"some text", b"day: 2026-02-30", b""])
+def test_a_file_of_settings_that_holds_none_is_refused_by_name(tmp_path, content):
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"config\.yaml: .*; give the directory of a run"):
+        RunDirectory(tmp_path).config()

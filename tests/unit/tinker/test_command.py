@@ -28,7 +28,6 @@ def serve(*arguments):
         (["--model", "x={dir}", "--key", "anna=abc"], "begins with tml-"),
         (["--model", "x={dir}", "--key", f"anna={KEY}", "--key", f"bert={KEY}"], "anna's already"),
         (["--model", "x={dir}", "--keys-file", "/nowhere"], "cannot be read"),
-        (["--model", "x={dir}", "--save-steps", "0"], "give above 0"),
         (["--model", "x={dir}", "--port", "99999"], "cannot listen"),
         (["--model", "x={dir}", "--model", "y={dir}", "--sampler", "vllm"], "give one --model"),
     ],
@@ -38,6 +37,21 @@ def test_a_mistake_names_the_flag_and_the_remedy(model_dir, tmp_path, arguments,
     with pytest.raises(ConfigError, match=message) as caught:
         serve(*given, "--root", str(tmp_path))
     assert "--" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "remedy"),
+    [
+        ("--save-steps", "0", "a whole number from 1 on"),
+        ("--max-models", "many", "a whole number from 1 on"),
+        ("--poll-s", "nan", "a number above 0"),
+        ("--max-checkpoint-gib", "inf", "a number above 0"),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused_with_its_flag(capsys, flag, value, remedy):
+    with pytest.raises(SystemExit, match="2"):
+        serve("--model", "x=/nowhere", "--root", "x", flag, value)
+    assert f"argument {flag}: '{value}': give {remedy}" in capsys.readouterr().err
 
 
 def test_models_and_keys_are_what_was_given(model_dir, tmp_path):

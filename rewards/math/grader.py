@@ -1,7 +1,7 @@
 """Compare parsed expressions as math-verify does, without the equalities that are only differences too small for it.
 
-A private copy of math-verify's grader is loaded, in which two comparisons are replaced; other code in the process that
-imports math-verify, such as a reward function of the user's, gets the package's own.
+A private copy of math-verify's grader is loaded, in which three comparisons are replaced; other code in the process
+that imports math-verify, such as a reward function of the user's, gets the package's own.
 """
 
 import logging
@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib.util import find_spec, module_from_spec
 from typing import Any
 
-from sympy import Expr, Float, Pow, fraction  # type: ignore[import-untyped]
+from sympy import Eq, Expr, Float, Pow, fraction, solve  # type: ignore[import-untyped]
 
 from rewards.math.exact_values import are_different, are_far_apart
 
@@ -33,6 +33,7 @@ def _grader() -> Any:
     logging.getLogger(grader.__name__).setLevel(logging.ERROR)
     comparison = _Comparison(grader)
     grader.sympy_numeric_eq, grader.sympy_symbolic_eq = comparison.numeric_eq, comparison.symbolic_eq
+    grader.sympy_solve_and_compare = comparison.solve_and_compare
     return grader
 
 
@@ -42,6 +43,7 @@ class _Comparison:
     def __init__(self, grader: Any) -> None:
         self._grader = grader
         self._numeric_eq, self._symbolic_eq = grader.sympy_numeric_eq, grader.sympy_symbolic_eq
+        self._solve_and_compare = grader.sympy_solve_and_compare
         self._refuted: tuple[Any, Any] | None = None  # the last pair of which values were proved to be different
 
     def numeric_eq(self, gold: Any, answer: Any, *options: Any) -> bool:
@@ -59,6 +61,12 @@ class _Comparison:
             return True
         rewritten = _with_roots_of_denominators(gold), _with_roots_of_denominators(answer)
         return rewritten != (gold, answer) and bool(self._symbolic_eq(*rewritten))
+
+    def solve_and_compare(self, gold: Any, answer: Any, *options: Any) -> bool:
+        """Compare solutions; where sympy finds none, as of f(1) = 2, nothing is equal."""
+        if not self._solve_and_compare(gold, answer, *options):
+            return False
+        return not isinstance(gold, Eq) or bool(solve(gold, gold.free_symbols))
 
 
 def _is_refuted(gold: Any, answer: Any, grader: Any) -> bool:

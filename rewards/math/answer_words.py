@@ -14,6 +14,7 @@ _SPACE = re.compile(r"(?:\\[,;:! ]|~|\s)+")
 _IDLE_SPACE = re.compile(r"(?<!\d) | (?!\d)")  # not between digits: 3 1/2 is not 31/2
 _LETTERS = re.compile(r"\(?(?:\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit)\{)?\(?([A-Za-z]{2,})\)?\}?\)?")
 _NO_VARIABLE = re.compile("[A-Zeio]")  # points and choices; e and i are constants, o is not used as a variable
+_VARIABLE = re.compile(r"\\(?:text\w*|mathrm|begin|end)\s*\{[^{}]{2,}\}|(\\[A-Za-z]+|[A-Za-z])")  # not of words
 _CUT_OFF = re.compile(r"[-=+*/^_,;(\[<>\\]$")
 
 
@@ -35,3 +36,9 @@ def is_reordered_word(answer: str, ground_truth: str) -> bool:
     letters, truth = (match[1] if match else "" for match in matches)
     is_reordered = sorted(letters.lower()) == sorted(truth.lower()) and letters.lower() != truth.lower()
     return is_reordered and _NO_VARIABLE.search(letters + truth) is not None
+
+
+def has_both_cases(latex: str) -> bool:
+    r"""Return True if a letter names a variable as a capital and as a small one, as in `R^2-r^2`."""
+    names = set(_VARIABLE.findall(latex))
+    return any(name != name.lower() and name.lower() in names for name in names)

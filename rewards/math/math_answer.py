@@ -17,7 +17,7 @@ from coati_rl.text import shorten
 from coati_rl.types import Verdict
 from rewards.math.answer_latex import to_latex
 from rewards.math.answer_limits import MAX_LENGTH, exceeded_limit
-from rewards.math.answer_words import is_reordered_word, is_same_text
+from rewards.math.answer_words import has_both_cases, is_reordered_word, is_same_text
 from rewards.math.extraction import formulas
 from rewards.math.number_answer import is_number, states_number, states_power
 from rewards.math.plain_numbers import PlainNumber, are_equal, read_plain_number
@@ -52,14 +52,15 @@ def check_answer(answer: str | None, ground_truth: str, *, must_be_number: bool 
 def compare_by_math_verify(answer: str | None, ground_truth: str) -> Decision:
     """Compare as `check_answer`, by math-verify alone. Slow; without time limit for text that exceeds a limit."""
     try:
-        gold = _parse(ground_truth)
+        keeps_case = _keeps_case(ground_truth, answer or "")
+        gold = _parse(ground_truth, keeps_case)
         is_same = answer is not None and is_same_text(answer, ground_truth)
         # The ground truth comes first: if it does not parse, all responses with another text are invalid.
         if (gold is None and not is_same) or _is_undefined(gold):
             return Decision(verdict="invalid", detail=f"the ground truth {shorten(ground_truth)} does not parse")
         if answer is None or is_same:
             return _decision(is_same, answer, ground_truth)
-        parsed = _parse(answer)
+        parsed = _parse(answer, keeps_case)
         if parsed is None:
             return Decision(verdict="wrong", detail=f"the answer {shorten(answer)} does not parse")
         is_equal = not is_reordered_word(answer, ground_truth) and _verify(gold, parsed)
@@ -137,9 +138,15 @@ def _decision(is_equal: bool, answer: str | None, ground_truth: str) -> Decision
     return Decision(verdict="ok" if is_equal else "wrong", detail=detail)
 
 
+def _keeps_case(*texts: str) -> bool:
+    """Return True if one of two texts has two variables that math-verify would read as one; sentences stay its own."""
+    found = [_rewrite(text).latex or "" for text in texts]
+    return all(latex.startswith(_BOX) for latex in found) and any(map(has_both_cases, found))
+
+
 # sympy objects are untyped.
 @lru_cache(maxsize=1024)
-def _parse(answer: str) -> Any | None:
+def _parse(answer: str, keeps_case: bool) -> Any | None:
     latex = _rewrite(answer).latex
     if latex is None:
         return None
@@ -148,7 +155,7 @@ def _parse(answer: str) -> Any | None:
         # Imported at its first use, like math-verify.
         from rewards.math.latex_reader import read_latex
 
-        return read_latex(latex)
+        return read_latex(latex, keeps_case=keeps_case)
     # LaTeX only: ExprExtractionConfig would extract any number from text that does not parse.
     config = (library.LatexExtractionConfig(boxed_match_priority=0),)
     expressions = library.parse(latex, extraction_config=config, fallback_mode="no_fallback", parsing_timeout=None)

@@ -146,6 +146,15 @@ TABLE: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ("a+b+c", ["c+b+a", "a + b + c"], ["a+b", "abc"]),
         ("2ab", ["2ba"], ["2", "2bc"]),
     ],
+    "capital letters": [
+        ("R-r", ["-r+R", "$R-r$"], ["0", "r-R", "r-r"]),
+        (r"\pi(R^2-r^2)", [r"\pi R^2-\pi r^2", r"\pi (R-r)(R+r)"], ["0", r"\pi(r^2-R^2)"]),
+        (r"\frac{Mm}{M+m}", [r"\frac{mM}{m+M}"], [r"\frac{m}{2}", r"\frac{M}{2}"]),
+        (r"\frac{v}{V}", [r"\frac{v}{V}"], ["1", r"\frac{V}{v}"]),
+        (r"\Delta-\delta", [r"-\delta+\Delta"], ["0"]),
+        ("R=2, r=1", ["r=1, R=2", "$R=2$ and $r=1$"], ["r=2, R=1"]),
+        ("nRT", ["nrt"], ["nR"]),
+    ],
     "equations": [
         ("x=2", ["2", "x = 2", "x=2.0"], ["x=3", "y=2", "x=-2", "3"]),
         ("2", ["x=2", "y = 2"], ["x=3"]),

@@ -6,7 +6,7 @@ The steps are those of `math_verify.parse` for a text that is one `\boxed{}`, wi
   that `1, \frac{1}{3}, or \frac{1}{2}, ,` would be 1/2.
 - The parser first runs in ANTLR's SLL mode, which gives the same tree as the LL mode or an error, and is up to 20 times
   faster (for a pair (1, 2), 1 ms instead of 20 ms). After an error the LL mode decides.
-- Letters at the end are dropped only if they are a unit (`units`).
+- Letters and texts at the end are dropped only if they are a unit (`units`).
 - Capital letters can be kept; math-verify reads them as small ones, so that `\frac{R}{r}` would be 1.
 """
 
@@ -23,7 +23,7 @@ from latex2sympy2_extended.math_normalization import NormalizationConfig, normal
 from math_verify.grader import should_treat_as_complex
 from math_verify.parser import LatexExtractionConfig, get_last_eq
 
-from rewards.math.units import ends_in_variables
+from rewards.math.units import ends_in_variables, has_several_units, has_two_values
 
 _WITH_UNITS = replace(LatexExtractionConfig().normalization_config, boxed="last")
 _WITHOUT_UNITS = replace(_WITH_UNITS, units=False)
@@ -37,6 +37,8 @@ def read_latex(latex: str, *, keeps_case: bool = False) -> Any | None:
     Returns: the expression; None if it does not parse.
     Raises: RecursionError, MemoryError if it is too deep or too large to be parsed.
     """
+    if has_two_values(latex):
+        return None
     text = normalize_latex(latex, config=_normalization(latex))
     config = ConversionConfig(lowercase_symbols=not keeps_case)
     expression = _parse(text, config)
@@ -46,8 +48,8 @@ def read_latex(latex: str, *, keeps_case: bool = False) -> Any | None:
 
 
 def _normalization(latex: str) -> NormalizationConfig:
-    r"""Return math-verify's normalisation for `latex`, with the removal of units unless it ends in variables."""
-    return _WITHOUT_UNITS if ends_in_variables(latex) else _WITH_UNITS
+    r"""Return math-verify's normalisation for `latex`; it removes units where no more than one at the end would go."""
+    return _WITHOUT_UNITS if ends_in_variables(latex) or has_several_units(latex) else _WITH_UNITS
 
 
 def _parse(text: str, config: ConversionConfig) -> Any | None:

@@ -77,6 +77,9 @@ TABLE: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ("5", ["5 children"], ["5 million", "5 thousand", "5 January", "5 halves"]),
         ("4", ["4th", "4 sq m", "4 cm", r"4\text{ m}", r"4\,\mathrm{h}"], ["5th", "14th"]),
         ("2", ["2nd"], ["3rd"]),
+        (r"2\text{ cm}, 3\text{ cm}", [r"3\text{ cm}, 2\text{ cm}"], ["2", r"2\text{ cm}, 4\text{ cm}"]),
+        (r"2\text{ m} + x\text{ m}", [r"x\text{ m} + 2\text{ m}"], ["2", r"2\text{ m}"]),
+        ("2, 3", [r"2 \text{ or } 3 \text{ cm}"], [r"2\text{ cm}, 4\text{ cm}"]),
     ],
     "fonts and sizes": [
         ("72", [r"\boldsymbol{72}", r"\bm{72}", r"\textsf{72}", r"\underline{72}", r"\boldsymbol 72"], [r"\bm{7}2"]),
@@ -228,7 +231,9 @@ KNOWN = [
     ("(1,2)", r"\{1,2\}", "ok"),  # a pair in the right order is a set
     ("5 \\text{ m}", "5 \\text{ km}", "ok"),  # units are not compared
     ("50 cents", "50", "ok"),
-    ("1 \\text{ hour } 30 \\text{ minutes}", "90", "wrong"),
+    ("1 \\text{ hour } 30 \\text{ minutes}", "90", "invalid"),  # two values are not read, but as the same text
+    ("7 \\text{ feet } 3 \\text{ inches}", "7 \\text{ feet } 4 \\text{ inches}", "invalid"),
+    ("7", "7 \\text{ feet } 4 \\text{ inches}", "wrong"),
     ("45 m/s", "45", "wrong"),
     ("2km", "2", "ok"),  # two letters at the end may be a unit
     ("5 m", "5", "wrong"),  # one letter is a variable; \text{ m} is a unit

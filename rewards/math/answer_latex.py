@@ -11,6 +11,7 @@ from rewards.math.degrees import to_radians
 from rewards.math.extraction import adjacent_formulas, has_balanced_braces
 from rewards.math.plus_minus import expand_plus_minus
 from rewards.math.symbols import without_symbols
+from rewards.math.units import NUMERALS
 
 _ROOT = re.compile(r"\N{SQUARE ROOT}\s*(?:(\d+|[a-z])|\(([^()]*)\))")
 _LEADING = re.compile(r"(?:=|\\approx|~)\s*|\+\s*|(?:[€£¥₹])\s*(?=[\d.])")
@@ -35,6 +36,10 @@ _E_NOTATION = re.compile(rf"{_MANTISSA}[eE]([+-]?\d{{1,9}})")
 _TIMES_POWER_OF_TEN = re.compile(
     rf"{_MANTISSA}\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:(\d)|\{{\s*([+-]?\d{{1,9}})\s*\}})"
 )
+_SCALED = re.compile(
+    rf"(?:\\?\$\s*)?{_MANTISSA}(?:\\[,;: ]|~|\s)*(?:\\text\s*\{{\s*)?(thousand|million|billion)\b(?:\s+dollars)?\s*\}}?"
+)
+_SCALES = {"thousand": "3", "million": "6", "billion": "9"}
 _POINT_FIRST = re.compile(r"^(-?)(?=\.\d)")
 _LARGEST_SHIFT = 40  # decimal places by which a point is moved
 _MIXED_NUMBER = re.compile(r"(?<!\d)(\d+)\s+(\d+)\s*/\s*(\d+)")
@@ -59,10 +64,8 @@ _LONG_WORD = re.compile(r"[A-Za-z]{4}")  # four letters in a row are a word, few
 _NUMBER_AND_WORDS = re.compile(r"(-?(?:\\?\$)?\d[\d.,/]*)\s+([A-Za-z]{4,}(?:\s+[A-Za-z]+)*)")
 # Before these words a number is not the value of the answer.
 _WORDS_THAT_COUNT = (
-    "and base billions? choose cubed dozens? eighths? factorial fifths? fourths? half halves hundreds? hundredths? "
-    "less millions? minus modulo more ninths? over percent percentage plus quarters? remainder score sevenths? sixths? "
-    "sqrt squared tenths? than thirds? thousands? thousandths? times to trillions? with without or january february "
-    "march april may june july august september october november december"
+    f"{NUMERALS} and base choose less minus modulo more over percent percentage plus remainder score sqrt than times "
+    "to with without or january february march april may june july august september october november december"
 )
 _COUNTS = re.compile(rf"\b(?:{_WORDS_THAT_COUNT.replace(' ', '|')})\b", re.IGNORECASE)
 
@@ -112,6 +115,8 @@ def _rewrite(text: str) -> str:
     if match := _E_NOTATION.fullmatch(text) or _TIMES_POWER_OF_TEN.fullmatch(text):
         sign, whole, decimals, *exponents = match.groups(default="")
         return _without_exponent(sign, whole, decimals, "".join(exponents))
+    if scaled := _SCALED.fullmatch(text):
+        return _without_exponent(scaled[1], scaled[2], scaled[3] or "", _SCALES[scaled[4]])
     if repeating := _REPEATING.fullmatch(text):
         return _as_fraction(*repeating.groups())
     if hour := _FULL_HOUR.fullmatch(text):

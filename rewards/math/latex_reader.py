@@ -23,7 +23,7 @@ from latex2sympy2_extended.math_normalization import NormalizationConfig, normal
 from math_verify.grader import should_treat_as_complex
 from math_verify.parser import LatexExtractionConfig, get_last_eq
 
-from rewards.math.units import ends_in_variables, has_several_units, has_two_values
+from rewards.math.units import ends_in_numeral, ends_in_variables, has_several_units, has_two_values
 
 _WITH_UNITS = replace(LatexExtractionConfig().normalization_config, boxed="last")
 _WITHOUT_UNITS = replace(_WITH_UNITS, units=False)
@@ -48,8 +48,9 @@ def read_latex(latex: str, *, keeps_case: bool = False) -> Any | None:
 
 
 def _normalization(latex: str) -> NormalizationConfig:
-    r"""Return math-verify's normalisation for `latex`; it removes units where no more than one at the end would go."""
-    return _WITHOUT_UNITS if ends_in_variables(latex) or has_several_units(latex) else _WITH_UNITS
+    r"""Return math-verify's normalisation for `latex`; it removes a unit where nothing else would go with it."""
+    has_more = ends_in_variables(latex) or ends_in_numeral(latex) or has_several_units(latex)
+    return _WITHOUT_UNITS if has_more else _WITH_UNITS
 
 
 def _parse(text: str, config: ConversionConfig) -> Any | None:

@@ -10,8 +10,18 @@ import re
 _TWO_LETTERS = "cm|mm|km|dm|kg|gm|lb|ft|hr|yr|ms|am|pm|cc|sq|rd|th"
 _LAST_LETTERS = re.compile(r"(?:(?P<before>\\?[A-Za-z]{2,})\s+)?(?<![A-Za-z\\])(?P<last>[A-Za-z]{1,2})\s*\}?$")
 _UNIT = re.compile(rf"(?<=[\d}}])(?:\s+[A-Za-z]{{3,}}|\s*(?:{_TWO_LETTERS}))\s*(?=\}}?$)")
+# Words that multiply the number before them.
+NUMERALS = (
+    "billions? cubed dozens? eighths? factorial fifths? fourths? half halves hundreds? hundredths? millions? ninths? "
+    "quarters? sevenths? sixths? squared tenths? thirds? thousands? thousandths? trillions?"
+)
 _TEXT = r"\\(?:text[a-z]*|math(?:rm|it|bf)|mbox)\s*\{[^{}]*\}"
 _OF_UNITS = re.compile(rf"{_TEXT}|\^\s*(?:-?\d|\{{[^{{}}]*\}})|\\(?:cdot|quad|circ)(?![A-Za-z])")
+_NUMERAL = re.compile(
+    r"\d(?:\\[,;: ]|~|\s)*\\[a-z]+\s*\{\s*(?:and\s+(?:an?|one)\s+)?"
+    rf"(?:{NUMERALS.replace(' ', '|')})\b[^{{}}]*\}}\s*\}}?$",
+    re.IGNORECASE,
+)
 _LISTED = r"\\[a-z]+\s*\{,?\s*(?:and|or)\s*\}"
 _TWO_VALUES = re.compile(rf"\d\s*(?!{_LISTED}){_TEXT}(?:\\[,;:! ]|~|\s)*\d")
 
@@ -27,6 +37,11 @@ def ends_in_variables(latex: str) -> bool:
 def without_unit(latex: str) -> str:
     """Remove letters after a number that can only be a unit."""
     return _UNIT.sub("", latex)
+
+
+def ends_in_numeral(latex: str) -> bool:
+    r"""Return True if a text at the end changes the number before it, as in `5\text{ million}`."""
+    return _NUMERAL.search(latex) is not None
 
 
 def has_several_units(latex: str) -> bool:

@@ -58,6 +58,12 @@ _ADJACENT_NUMBERS = re.compile(r"\d\s+\d")
 _UPRIGHT_CONSTANT = re.compile(
     r"(?P<command>\\[A-Za-z]+)?\s*\\(?:mathrm|mathit|textrm|text|rm)\s*\{\s*(?P<letter>[ie])\s*\}"
 )
+# math-verify drops primes, so that f'(x) = 2x would be f(x) = 2x.
+_PRIME = r"\\prime|'"
+_PRIMED = re.compile(
+    r"(?P<name>\\(?!circ|degree|right|prime)[A-Za-z]+|(?<![A-Za-z\\][A-Za-z])[A-Za-z])"
+    r"(?P<primes>'+(?![a-z]{2})|\s*\^\s*(?:\\prime(?![A-Za-z])|\{\s*(?:(?:\\prime|')\s*)+\}))(?!\s*_)"
+)
 
 _WORDS = re.compile(r"[A-Za-z]+(?:\s+[A-Za-z]+)*")
 _LONG_WORD = re.compile(r"[A-Za-z]{4}")  # four letters in a row are a word, fewer may be a product of variables
@@ -141,6 +147,7 @@ def _rewrite_numbers(text: str) -> str:
         lambda match: f"{match['command']} {match['letter']}" if match["command"] else match["letter"], text
     )
     text = _TEXT_FONT.sub(r"\\text", _BOLD.sub("", to_radians(text)))
+    text = _PRIMED.sub(_with_primes, text)
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text)
     if _THOUSANDS_IN_FRACTION.fullmatch(text):
         text = text.replace(",", "")
@@ -148,6 +155,10 @@ def _rewrite_numbers(text: str) -> str:
         text = _SPACED_THOUSANDS.sub(lambda match: re.sub(r"\s", "", match[0]), text)
         text = _MIXED_NUMBER.sub(r"\1\\frac{\2}{\3}", text)
     return expand_plus_minus(text.replace(r"\varnothing", r"\emptyset"))
+
+
+def _with_primes(match: re.Match[str]) -> str:
+    return f"{match['name']}_{{{len(re.findall(_PRIME, match['primes'])) * 'prime'}}}"
 
 
 def _without_commas(match: re.Match[str]) -> str:

@@ -15,6 +15,9 @@ _SIGNS = {
     "\N{DEGREE SIGN}": r"^\circ ",
     "\N{INFINITY}": r"\infty ",
     "\N{ALMOST EQUAL TO}": r"\approx ",
+    "\N{PRIME}": "'",
+    "\N{DOUBLE PRIME}": "''",
+    "\N{RIGHT SINGLE QUOTATION MARK}": "'",
     "\N{IDEOGRAPHIC SPACE}": " ",
 }
 

@@ -152,6 +152,14 @@ TABLE: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ("a+b+c", ["c+b+a", "a + b + c"], ["a+b", "abc"]),
         ("2ab", ["2ba"], ["2", "2bc"]),
     ],
+    "primes": [
+        ("f'(x)=2x", [r"f^{\prime}(x)=2x", "2x", "f\u2019(x)=2x"], ["f(x)=2x", "f''(x)=2x"]),
+        ("y''+y=0", ["y+y''=0", r"y^{\prime\prime}+y=0"], ["y'+y=0", "y+y=0"]),
+        (r"\frac{u'v-uv'}{v^2}", [r"\frac{vu'-v'u}{v^2}"], ["0"]),
+        ("A'", ["A\u2032"], ["A", "A''"]),
+        (r"\theta'", [r"\theta^\prime"], [r"\theta"]),
+        ("Rolle's theorem", [r"\text{Rolle's theorem}"], ["Rolle"]),
+    ],
     "capital letters": [
         ("R-r", ["-r+R", "$R-r$"], ["0", "r-R", "r-r"]),
         (r"\pi(R^2-r^2)", [r"\pi R^2-\pi r^2", r"\pi (R-r)(R+r)"], ["0", r"\pi(r^2-R^2)"]),

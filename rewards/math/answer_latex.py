@@ -64,6 +64,9 @@ _PRIMED = re.compile(
     r"(?P<name>\\(?!circ|degree|right|prime)[A-Za-z]+|(?<![A-Za-z\\][A-Za-z])[A-Za-z])"
     r"(?P<primes>'+(?![a-z]{2})|\s*\^\s*(?:\\prime(?![A-Za-z])|\{\s*(?:(?:\\prime|')\s*)+\}))(?!\s*_)"
 )
+# math-verify computes the derivative of one variable with respect to another as 0, and reads dy/dx as y/x.
+_D = r"\s*(?:d|\\partial(?![A-Za-z])|\\mathrm\s*\{\s*d\s*\})\s*([A-Za-z])\s*"
+_RATE = re.compile(rf"\\[dt]?frac\s*\{{{_D}\}}\s*\{{{_D}\}}|(?<![A-Za-z\\])d([A-Za-z])/d([A-Za-z])(?![A-Za-z])")
 
 _WORDS = re.compile(r"[A-Za-z]+(?:\s+[A-Za-z]+)*")
 _LONG_WORD = re.compile(r"[A-Za-z]{4}")  # four letters in a row are a word, fewer may be a product of variables
@@ -147,6 +150,7 @@ def _rewrite_numbers(text: str) -> str:
         lambda match: f"{match['command']} {match['letter']}" if match["command"] else match["letter"], text
     )
     text = _TEXT_FONT.sub(r"\\text", _BOLD.sub("", to_radians(text)))
+    text = _RATE.sub(lambda match: "d_{{{}d{}}}".format(*filter(None, match.groups())), text)
     text = _PRIMED.sub(_with_primes, text)
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text)
     if _THOUSANDS_IN_FRACTION.fullmatch(text):

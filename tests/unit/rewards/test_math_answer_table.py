@@ -152,6 +152,11 @@ TABLE: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ("a+b+c", ["c+b+a", "a + b + c"], ["a+b", "abc"]),
         ("2ab", ["2ba"], ["2", "2bc"]),
     ],
+    "derivatives": [
+        (r"\frac{dy}{dx}=ky", ["dy/dx=yk", r"\frac{\mathrm{d}y}{\mathrm{d}x}-ky=0"], [r"\frac{dy}{dx}=kx", "0=0"]),
+        (r"\frac{\partial f}{\partial x}", [r"\frac{\partial f}{\partial x}"], [r"\frac{\partial f}{\partial y}", "0"]),
+        ("2x", [r"\frac{dy}{dx}=2x", r"\frac{d}{dx}(x^2)"], [r"\frac{dy}{dx}=2"]),
+    ],
     "primes": [
         ("f'(x)=2x", [r"f^{\prime}(x)=2x", "2x", "f\u2019(x)=2x"], ["f(x)=2x", "f''(x)=2x"]),
         ("y''+y=0", ["y+y''=0", r"y^{\prime\prime}+y=0"], ["y'+y=0", "y+y=0"]),

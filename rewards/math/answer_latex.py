@@ -14,7 +14,13 @@ from rewards.math.symbols import without_symbols
 from rewards.math.units import NUMERALS
 
 _ROOT = re.compile(r"\N{SQUARE ROOT}\s*(?:(\d+|[a-z])|\(([^()]*)\))")
-_LEADING = re.compile(r"(?:=|\\approx|~)\s*|\+\s*|(?:[€£¥₹])\s*(?=[\d.])")
+_CURRENCY = r"\\(?:(?:text|math)dollar|pounds|euro)(?![A-Za-z])|[€£¥₹]"
+_CODE = r"(?:USD|EUR|GBP|INR)"
+_LEADING = re.compile(
+    rf"(?:=|\\approx|~)\s*|\+\s*|(?:{_CURRENCY}|\\text\s*\{{\s*\\?\$\s*\}}|(?:{_CODE}|Rs\.?)\s)\s*(?=[\d.])"
+)
+_TAIL = 20  # characters of a text's end in which a currency is looked for
+_CURRENCY_LAST = re.compile(rf"(?<=\d)(?:(?:\\[,;: ]|~|\s)*(?:\\\$|{_CURRENCY}|¢|(?<!\\)\$)|\s+{_CODE})$")
 _SPACE_AFTER_MINUS = re.compile(r"-\s+")
 _DELIMITERS = (
     *((r"\boxed{", "}"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")),
@@ -67,10 +73,18 @@ _PRIMED = re.compile(
 # math-verify computes the derivative of one variable with respect to another as 0, and reads dy/dx as y/x.
 _D = r"\s*(?:d|\\partial(?![A-Za-z])|\\mathrm\s*\{\s*d\s*\})\s*([A-Za-z])\s*"
 _RATE = re.compile(rf"\\[dt]?frac\s*\{{{_D}\}}\s*\{{{_D}\}}|(?<![A-Za-z\\])d([A-Za-z])/d([A-Za-z])(?![A-Za-z])")
+# Without the exponent of a unit a number stands alone; one letter is a variable, also in m^2.
+_SQUARED_UNIT = re.compile(
+    r"(?:(?<=[\d}])\s*(?:cm|mm|ft)|\s(?:cm|mm|ft|km|dm|in|yd|mi|units?|(?:centi|kilo)?met(?:er|re)s?|inches|feet|yards?"
+    r"|miles?))\s*\^\s*(?:[23]|\{\s*[23]\s*\})$"
+)
+_ENDS_OF_UNITS = ("2", "3", "}", "C", "F")
+_TEMPERATURE = re.compile(r"(\^\s*(?:\\circ|\{\s*\\circ\s*\}))\s*[CF]$")
 
 _WORDS = re.compile(r"[A-Za-z]+(?:\s+[A-Za-z]+)*")
 _LONG_WORD = re.compile(r"[A-Za-z]{4}")  # four letters in a row are a word, fewer may be a product of variables
 _NUMBER_AND_WORDS = re.compile(r"(-?(?:\\?\$)?\d[\d.,/]*)\s+([A-Za-z]{4,}(?:\s+[A-Za-z]+)*)")
+_IN_TEXT = re.compile(r"\\text\s*\{\s*([^{}]*?)\s*\}")
 # Before these words a number is not the value of the answer.
 _WORDS_THAT_COUNT = (
     f"{NUMERALS} and base choose less minus modulo more over percent percentage plus remainder score sqrt than times "
@@ -104,6 +118,9 @@ def clean(answer: str) -> str:
         if text.endswith((",", ";")) and not text.endswith(("\\,", "\\;")) and not _SEPARATOR.search(text[:-1]):
             text = text[:-1].rstrip()  # not of a list, which may be cut off
         text = _unwrap(text)
+        last = _CURRENCY_LAST.search(text, max(0, len(text) - _TAIL))
+        if last and (last[0].endswith(r"\$") or text.count("$") <= 1):
+            text = text[: last.start()]
         if match := _LEADING.match(text):
             text = text[match.end() :]
     return _POINT_FIRST.sub(r"\g<1>0", _SPACE_AFTER_MINUS.sub("-", text, count=1) if text.startswith("-") else text)
@@ -134,7 +151,8 @@ def _rewrite(text: str) -> str:
         return rf"\text{{{text}}}"
     if named := _ORDINAL.fullmatch(text) or _CHOICE.fullmatch(text):
         return named[1]
-    counted = _NUMBER_AND_WORDS.fullmatch(text)
+    in_text = _IN_TEXT.fullmatch(text)
+    counted = _NUMBER_AND_WORDS.fullmatch(in_text[1] if in_text else text)
     if counted and not _COUNTS.search(counted[2]):
         text = counted[1]
     elif _LONG_WORD.search(text) and _WORDS.fullmatch(text):
@@ -144,14 +162,18 @@ def _rewrite(text: str) -> str:
 
 
 def _rewrite_numbers(text: str) -> str:
-    text = _LATEX_THOUSANDS.sub("", text)
+    text = _LATEX_THOUSANDS.sub("", text).replace("~", " ")
+    if text.endswith(_ENDS_OF_UNITS):
+        text = _TEMPERATURE.sub(r"\1", _SQUARED_UNIT.sub("", text))
     text = _THOUSANDS_IN_BRACES.sub(_without_commas, text)
     text = _UPRIGHT_CONSTANT.sub(
         lambda match: f"{match['command']} {match['letter']}" if match["command"] else match["letter"], text
     )
     text = _TEXT_FONT.sub(r"\\text", _BOLD.sub("", to_radians(text)))
-    text = _RATE.sub(lambda match: "d_{{{}d{}}}".format(*filter(None, match.groups())), text)
-    text = _PRIMED.sub(_with_primes, text)
+    if "d" in text or r"\partial" in text:
+        text = _RATE.sub(lambda match: "d_{{{}d{}}}".format(*filter(None, match.groups())), text)
+    if "'" in text or r"\prime" in text:
+        text = _PRIMED.sub(_with_primes, text)
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text)
     if _THOUSANDS_IN_FRACTION.fullmatch(text):
         text = text.replace(",", "")

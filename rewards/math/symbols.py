@@ -8,6 +8,9 @@ _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ"
 _SIGNS = {
     "\N{EN DASH}": "-",
     "\N{MINUS SIGN}": "-",
+    "\N{HYPHEN}": "-",
+    "\N{NON-BREAKING HYPHEN}": "-",
+    "\N{SMALL HYPHEN-MINUS}": "-",
     "\N{FRACTION SLASH}": "/",
     "\N{DIVISION SLASH}": "/",
     "\N{MIDDLE DOT}": r"\cdot ",

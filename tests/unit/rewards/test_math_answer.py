@@ -88,6 +88,13 @@ def a_workers_recursion_limit() -> Iterator[None]:
     sys.setrecursionlimit(before)
 
 
+def test_a_unit_with_an_exponent_is_no_factor_of_a_formula() -> None:
+    for answer in (r"16\pi cm^2", "16\\pi cm\u00b2", r"16\pi \text{ cm}^2"):
+        assert check_answer(answer, r"16\pi").verdict == "ok"
+        assert check_answer(answer, r"16\pi^2").verdict == "wrong"
+    assert check_answer("3m^2", "3").verdict == check_answer("3cm^2", "3c").verdict == "wrong"
+
+
 @pytest.mark.usefixtures("a_workers_recursion_limit")
 def test_an_answer_that_is_too_deep_to_be_read_is_invalid_not_wrong() -> None:
     decision = compare_by_math_verify("-" * 400 + "1", "1")

@@ -24,15 +24,16 @@ def normalised_messages(messages: Any) -> list[Message]:
 
 
 def _normalised(message: Any, place: str) -> Message:
-    if not isinstance(message, dict) or message.get("role") not in _ROLES:
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(role, str) or role not in _ROLES:
         raise _refusal(f"{place}.role", f"needs one of {', '.join(_ROLES)}")
-    found: Message = {"role": _ROLES[message["role"]], "content": _text(message.get("content"), f"{place}.content")}
+    found: Message = {"role": _ROLES[role], "content": _text(message.get("content"), f"{place}.content")}
     for name in ("name", "reasoning_content"):
         if message.get(name) is not None:
             found[name] = _string(message[name], f"{place}.{name}")
-    if message["role"] == "assistant" and message.get("tool_calls"):
+    if role == "assistant" and message.get("tool_calls"):
         found["tool_calls"] = _calls(message["tool_calls"], f"{place}.tool_calls")
-    if message["role"] == "tool":
+    if role == "tool":
         found["tool_call_id"] = _string(message.get("tool_call_id"), f"{place}.tool_call_id")
     if message.get("function_call") is not None:
         raise _refusal(f"{place}.function_call", "is not supported: use tool_calls")

@@ -96,8 +96,14 @@ def check_arguments(schema: Schema, arguments: Mapping[str, Any]) -> None:
 
 
 def _types(described: object) -> list[Any]:
-    """Return the types of a parameter; none if its schema names none."""
-    wanted = described.get("type") if isinstance(described, dict) else None
+    """Return the types of a parameter; none if its schema, or one of several that it may have, names none."""
+    if not isinstance(described, dict):
+        return []
+    choices = described.get("anyOf") or described.get("oneOf")  # as of `int | None` of an MCP server
+    if isinstance(choices, list):
+        found = [_types(each) for each in choices]
+        return [name for names in found for name in names] if all(found) else []
+    wanted = described.get("type")
     return list(wanted) if isinstance(wanted, list) else [wanted] if isinstance(wanted, str) else []
 
 
@@ -121,7 +127,7 @@ def _has_type(value: object, name: object) -> bool:
 
 def _signature(properties: Mapping[str, Any]) -> str:
     described = [
-        f"{name} ({part['type']})" if isinstance(part, dict) and isinstance(part.get("type"), str) else name
+        f"{name} ({' or '.join(map(str, types))})" if (types := _types(part)) else name
         for name, part in properties.items()
     ]
     return ", ".join(described) or "no arguments"

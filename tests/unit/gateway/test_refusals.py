@@ -103,6 +103,7 @@ def test_half_of_a_surrogate_pair_is_refused(episode) -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         (
             {"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}]},

@@ -31,6 +31,12 @@ def test_each_format_has_a_name_and_an_example() -> None:
     assert {name: one.name for name, one in FORMATS.items()} == {name: name for name in WRITTEN}
 
 
+def test_a_text_is_read_as_one_of_the_types_that_its_parameter_may_have() -> None:
+    optional = {"anyOf": [{"type": "integer"}, {"type": "null"}]}  # as an MCP server describes `int | None`
+    schema = {"function": {"name": "f", "parameters": {"properties": {"a": optional, "b": optional, "c": optional}}}}
+    assert typed_arguments(schema, {"a": "5", "b": "None", "c": "five"}) == {"a": 5, "b": None, "c": "five"}
+
+
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_call_has_a_name_and_arguments_that_are_an_object(name: str) -> None:
     answer = parse(name, WRITTEN[name])

@@ -232,7 +232,9 @@ def test_tools_that_cannot_be_offered_are_refused(
         ({"a": {"type": "integer"}}, {"a": 3.0}, True),
         ({"a": {"type": "number"}}, {"a": 3}, True),
         ({"a": {"type": "number"}}, {"a": True}, False),
-        ({"a": {"anyOf": [{"type": "string"}]}}, {"a": 3}, True),  # for the tool to check
+        ({"a": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}, {"a": None}, True),
+        ({"a": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}, {"a": "x"}, False),
+        ({"a": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Day"}]}}, {"a": 3}, True),  # for the tool to check
         ({"a": True}, {"a": 3}, True),
         ({}, {"a": 3}, False),
     ],

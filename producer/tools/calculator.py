@@ -13,6 +13,7 @@ _MAX_DEPTH = 100
 _MAX_BITS = 4096  # of an integer, 1,233 digits
 _MAX_FACTORIAL = 400  # of which 868 digits come
 _DIGITS = 12  # of a result that is no integer
+_EXACT = 2**53  # whole numbers below it are exact as floats
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -58,7 +59,7 @@ class _OfEpisode:
 
 
 def calculate(expression: str) -> str:
-    """Return the value of an expression: all digits of an integer, 12 of another number. Raises: ToolError."""
+    """Return the value of an expression: all digits of a whole number, below 2**53 also of a quotient, 12 of others. Raises: ToolError."""
     if len(expression) > _MAX_CHARACTERS:
         raise ToolError(f"the expression has more than {_MAX_CHARACTERS} characters")
     try:
@@ -77,7 +78,7 @@ def calculate(expression: str) -> str:
 def _as_text(value: float) -> str:
     if not math.isfinite(value):
         raise ToolError("the result is too large")
-    return str(int(value)) if value.is_integer() and abs(value) < 10**_DIGITS else f"{value:.{_DIGITS}g}"
+    return str(int(value)) if value.is_integer() and abs(value) < _EXACT else f"{value:.{_DIGITS}g}"
 
 
 def _value(node: ast.expr, *, depth: int) -> _Number:

@@ -162,6 +162,8 @@ def _check_step(step: AdamStep) -> None:
     for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm"):
         if not (np.isfinite(value := getattr(step, name)) and value >= 0):
             raise RequestError(f"{name}={value}: use a finite number of at least 0")
+    if not step.eps:  # 0 / 0 where a gradient is 0, as that of an adapter's A in its first step
+        raise RequestError("eps=0: use a number above 0, such as 1e-12")
     for name in ("beta1", "beta2"):
         if not 0 <= (value := getattr(step, name)) < 1:
             raise RequestError(f"{name}={value}: use a number from 0 up to, but not including, 1")

@@ -1,11 +1,13 @@
 """Ask the ranks of a trainer for gradients, steps, scores and checkpoints."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 from torch import Tensor
 
 from coati_rl.algorithms.aggregation import token_weight
@@ -14,16 +16,18 @@ from coati_rl.batching.sample_selection import SampleSelection
 from coati_rl.checkpoint.directory import load_state
 from coati_rl.config import Config
 from coati_rl.config.offline import OfflineConfig
+from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.training import TrainingConfig
 from coati_rl.coordinator.settings import selection_settings
 from coati_rl.errors import ConfigError
 from coati_rl.members import Members
+from coati_rl.plugins import is_plugin
 from coati_rl.protocols import Role
 from coati_rl.samples import CUT_OFF, PENALIZED, RaggedBatch, Sample
 from coati_rl.types import Device
 from consumer.offload_client import PARTS, OffloadClient
 
-_OF_A_STEP = {"adam_betas", "adam_eps", "weight_decay", "max_grad_norm"}
+_OF_ADAMW = {"adam_betas", "adam_eps", "weight_decay"}
 MAX_PROBE_TOKENS = 256  # of the sample whose log-probabilities verify weights that were sent
 
 
@@ -95,14 +99,14 @@ class TrainerClient(OffloadClient):
             loss_scale: factor from the summed loss to the one that is optimised; None: as in a run.
             changes: of this step: adam_betas, adam_eps, weight_decay, max_grad_norm (infinity: no clipping).
         Returns: grad_norm, learning_rate, and the loss's metrics over all samples of the step.
-        Raises: ConfigError for another change; EngineError if the gradient is not finite.
+        Raises: ConfigError for another change, and for a number that is out of range; EngineError if the gradient is
+            not finite.
         """
         self.need(*PARTS)
-        if unknown := changes.keys() - _OF_A_STEP:
-            raise ConfigError(f"optim_step({min(unknown)}=...): a step has {', '.join(sorted(_OF_A_STEP))}")
         mean = 1 / self._denominator if self._denominator else 0.0
         scale = mean if loss_scale is None else loss_scale
         rate = self.config.optimizer.learning_rate if lr is None else lr
+        changes = self._checked(changes, lr=rate, loss_scale=scale)
         metrics = self._by_head(self.each("optim_step", self.step, scale, rate, changes))
         self.step += 1
         self._begin_step()
@@ -153,6 +157,23 @@ class TrainerClient(OffloadClient):
         if self._newest_version is None or newest > self._newest_version:
             self.each("keep_old_policy")
             self._newest_version = newest
+
+    def _checked(self, changes: dict[str, Any], **numbers: float) -> dict[str, Any]:
+        """Return the changes of a step as its settings have them. Raises: ConfigError, also for wrong `numbers`."""
+        known = {"max_grad_norm"} | (set() if is_plugin(self.config.optimizer.optimizer) else _OF_ADAMW)
+        if unknown := changes.keys() - known:
+            raise ConfigError(f"optim_step({min(unknown)}=...): a step has {', '.join(sorted(known))}")
+        for name, number in numbers.items():
+            if not 0 <= number < math.inf:  # False for NaN, too
+                raise ConfigError(f"optim_step({name}={number!r}): give a finite number of at least 0")
+        unclipped = {"max_grad_norm": math.inf} if changes.get("max_grad_norm") == math.inf else {}
+        try:
+            settings = OptimizerConfig(**{name: value for name, value in changes.items() if name not in unclipped})
+        except ValidationError as error:
+            problem = error.errors()[0]
+            wrong, why = str(problem["loc"][0]), problem["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"optim_step({wrong}={changes[wrong]!r}): {why}") from error
+        return {name: getattr(settings, name) for name in changes} | unclipped
 
     def _dp_rank(self, rank: int) -> int:
         return rank * self.config.dp // self.members.size

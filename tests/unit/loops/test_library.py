@@ -241,14 +241,6 @@ def test_weights_are_pushed_to_one_engine_and_then_to_another(model_dir, samples
         assert set(second.generate(["hello"])[0][0].policy_versions.tolist()) == {2}
 
 
-def test_a_step_refuses_what_it_does_not_know(model_dir):
-    with (
-        coati.Trainer(model_dir, "grpo", **GRPO) as trainer,
-        pytest.raises(ConfigError, match=r"max_norm=\.\.\.\): a step has adam_betas"),
-    ):
-        trainer.optim_step(1e-3, max_norm=1.0)
-
-
 def test_an_engine_that_has_received_other_bytes_does_not_serve_them(model_dir, samples, monkeypatch):
     with (
         coati.Engine(model_dir, backend="transformers", **LIMITS) as engine,

@@ -110,6 +110,8 @@ def test_mistakes_of_models_steps_and_layouts(session, model_dir, tmp_path):
         session.create("o", ModelSpec(trains_attention=False, trains_mlp=False, trains_head=False))
     with pytest.raises(RequestError, match="learning_rate=nan: use a finite number"):
         session.optim_step("n", AdamStep(learning_rate=math.nan))
+    with pytest.raises(RequestError, match="eps=0: use a number above 0"):
+        session.optim_step("n", AdamStep(learning_rate=1e-3, eps=0.0))
     with pytest.raises(RequestError, match="is no directory"):
         session.load("n", tmp_path / "nowhere", with_optimizer=False)
     for name in ("pipeline_parallel_size", "context_parallel_size", "context_parallel"):  # the last is its flag's name

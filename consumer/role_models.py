@@ -159,20 +159,21 @@ class RoleModel:
         if loss_scale > 0 and observe is not None:
             observe(self, loss_scale)
         counted = [gradient for name, gradient in self.gradients.items() if self.parameters.counts_in_norm(name)]
-        norm = scale_and_clip(
-            list(self.gradients.values()),
-            self._parallelism.sum_over_ranks(sum_of_squares(counted)),
-            loss_scale=loss_scale,
-            max_norm=settings.max_grad_norm,
-        )
+        squares = self._parallelism.sum_over_ranks(sum_of_squares(counted))
+        gradients, max_norm = [*self.gradients.values()], settings.max_grad_norm
+        norm = scale_and_clip(gradients, squares, loss_scale=loss_scale, max_norm=max_norm)
         if loss_scale > 0:
             set_step(self.torch_optimizer, settings, learning_rate)
             with self.memory.used("optimizer", changes=True):
                 self._sharded.step(self.gradients)
+        self.forget_gradients()
+        return norm
+
+    def forget_gradients(self) -> None:
+        """Clear what has been accumulated and summed; not collective."""
         self.gradients = {}
         self._num_accumulated = 0
         self._sharded.forget_gradients()
-        return norm
 
     @torch.no_grad()
     def move_to(self, other: "RoleModel", mix: float = 1.0) -> None:
@@ -209,8 +210,7 @@ class RoleModel:
 
         Returns: the digests of the files that this rank has written, by name.
         """
-        digests = dict[str, str]()
-        writing = set[Future[dict[str, str]]]()
+        digests, writing = dict[str, str](), set[Future[dict[str, str]]]()
         parts = self._parts(writer, before_own=lambda: wait(writing))
         used = self.memory.used("weights", "head", "optimizer")
         with used, ThreadPoolExecutor(1, thread_name_prefix="checkpoint") as pool:

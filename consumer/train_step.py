@@ -117,9 +117,7 @@ class TrainStep:
         """Take another optimizer step on the batch of an earlier one. Returns: its metrics, as `run` does."""
         begin = time.perf_counter()
         if self._waiting or self._trained:  # of a step that will not be completed, as the run ends
-            for role in self._objective.losses:
-                self._backend.optimizer_step(loss_scale=0.0, learning_rate=0.0, role=role)
-            self._begin()
+            self.drop()
         kept = self._kept.pop(work.first_step) if work.is_last else self._kept[work.first_step]
         self._add(kept.sums)
         for batch in kept.batches:
@@ -131,6 +129,11 @@ class TrainStep:
         self._train_s += time.perf_counter() - begin
         self._trained = [*kept.batches]
         return self._finish(last)
+
+    def drop(self) -> None:
+        """Begin the step anew, without what has been accumulated; not collective."""
+        self._backend.forget_gradients()
+        self._begin()
 
     def objective_state(self) -> dict[str, Any]:
         """Return what the objective has adapted to the run, for a checkpoint."""

@@ -1,7 +1,8 @@
 """Ask the ranks of a trainer for gradients, steps, scores and checkpoints."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ class TrainerClient(OffloadClient):
     def _begin_step(self) -> None:
         config = self.config
         self._denominator = 0  # of the mean loss since the last step
+        self._has_failed = False  # a call that adds to the step's gradient, or takes it
         settings = selection_settings(config) if isinstance(config, Config) else None
         self._selection = SampleSelection(settings, step=self.step)
 
@@ -62,13 +64,14 @@ class TrainerClient(OffloadClient):
         return self.config
 
     def forward_backward(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Add the gradient of these samples to the step's.
+        """Add the gradient of these samples to the step's. After an error of a rank the step begins anew, without any.
 
         Returns: the loss's metrics, means over these samples; none where the loss needs all of the step's first.
         Raises: RunError if a sample is too long for --max-tokens-per-microbatch; ConfigError if the loss would compare
             log-probabilities of two distributions.
         """
         self.need("weights")
+        self._drop_failed()
         self._check_distribution(samples)
         is_alone = self._sizes.unit == 1  # else the loss compares it with others, which stay
         samples = [self._weighed(sample) for sample in samples if sample.num_loss_tokens or not is_alone]
@@ -89,7 +92,8 @@ class TrainerClient(OffloadClient):
             )
             for own, other in zip(trained, measured, strict=True)
         ]
-        return self._by_head(self.members.call("forward_backward", self._shares(batches)))
+        with self._noting_failure():
+            return self._by_head(self.members.call("forward_backward", self._shares(batches)))
 
     def optim_step(self, lr: float | None = None, *, loss_scale: float | None = None, **changes: Any) -> dict[str, Any]:
         """Take an optimizer step on the gradient so far, which becomes that of the mean loss.
@@ -100,14 +104,16 @@ class TrainerClient(OffloadClient):
             changes: of this step: adam_betas, adam_eps, weight_decay, max_grad_norm (infinity: no clipping).
         Returns: grad_norm, learning_rate, and the loss's metrics over all samples of the step.
         Raises: ConfigError for another change, and for a number that is out of range; EngineError if the gradient is
-            not finite.
+            not finite: no step is taken then, and the next one begins without these samples.
         """
         self.need(*PARTS)
+        self._drop_failed()
         mean = 1 / self._denominator if self._denominator else 0.0
         scale = mean if loss_scale is None else loss_scale
         rate = self.config.optimizer.learning_rate if lr is None else lr
         changes = self._checked(changes, lr=rate, loss_scale=scale)
-        metrics = self._by_head(self.each("optim_step", self.step, scale, rate, changes))
+        with self._noting_failure():
+            metrics = self._by_head(self.each("optim_step", self.step, scale, rate, changes))
         self.step += 1
         self._begin_step()
         return metrics
@@ -157,6 +163,23 @@ class TrainerClient(OffloadClient):
         if self._newest_version is None or newest > self._newest_version:
             self.each("keep_old_policy")
             self._newest_version = newest
+
+    def _drop_failed(self) -> None:
+        """Begin the step anew after a call that failed: ranks may hold a part of its gradient, and some none.
+
+        Not at the failure: others may then wait for the rank that failed, until their collective's time limit.
+        """
+        if self._has_failed:
+            self.each("drop_step")
+            self._begin_step()
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self._has_failed = True
+            raise
 
     def _checked(self, changes: dict[str, Any], **numbers: float) -> dict[str, Any]:
         """Return the changes of a step as its settings have them. Raises: ConfigError, also for wrong `numbers`."""

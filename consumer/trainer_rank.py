@@ -119,6 +119,10 @@ class TrainerRank(JoinedRank):
         settings = self._config.optimizer.model_copy(update=changes)
         return self._train_step.finish(step=step, loss_scale=loss_scale, learning_rate=learning_rate, settings=settings)
 
+    def drop_step(self) -> None:
+        """Begin the step anew, without what has been accumulated; not collective."""
+        self._train_step.drop()
+
     def score(self, batch: RaggedBatch, model: Role) -> list[np.ndarray] | None:
         """Return float32[N] log-probabilities of each of this rank's samples; None without the head."""
         return score_samples(self._backend, batch, model)

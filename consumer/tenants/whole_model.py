@@ -61,8 +61,7 @@ class WholeModel:
         try:
             norm = self._backend.optimizer_step(loss_scale=1.0, learning_rate=numbers.learning_rate, settings=settings)
         except BaseException:
-            self._backend.policy.gradients = {}  # else clearing it would measure it again
-            self._backend.optimizer_step(loss_scale=0.0, learning_rate=0.0)
+            self._backend.forget_gradients()
             raise
         self.num_steps += 1
         return norm

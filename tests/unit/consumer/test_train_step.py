@@ -60,6 +60,9 @@ class ScriptedBackend:
         self.steps.append((loss_scale, learning_rate))
         return 0.5
 
+    def forget_gradients(self) -> None:
+        self.calls.append("forget")
+
 
 def batch(step: int = 0, *, advantage: float = 1.0, is_last: bool = True, loss_scale: float = 0.25) -> MiniBatch:
     """One sample: two prompt and three response tokens."""

@@ -1,4 +1,4 @@
-"""Test which numbers a step of a library's trainer takes."""
+"""Test which numbers a step of a library's trainer takes, and how it goes on after one that failed."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import coati
-from coati_rl.errors import ConfigError
+from coati_rl.errors import ConfigError, EngineError
 from tests.unit.loops.test_library import LIMITS
 
 PROMPT = np.array([40, 41, 42, 43], dtype=np.int32)
@@ -50,3 +50,46 @@ def test_a_number_that_ruins_weights_is_refused_and_the_step_can_be_taken_with_a
         assert step["grad_norm"] > 0
         assert trainer.step == 1
         assert all(weight.isfinite().all() for weight in trainer.live_weights().values())
+
+
+@pytest.mark.parametrize("loss", ["own", "ppo"])
+def test_after_a_gradient_that_is_not_finite_the_next_step_is_of_its_own_samples_alone(
+    model_dir: Any, loss: str
+) -> None:
+    of_ppo = {"rollout_logprobs": -5.0, "policy_version": 0, "token_rewards": 1.0, "is_cut": 0.0}
+    flags = {**LIMITS, **({} if loss == "own" else {"kl_coeff": 0.0, "whiten_advantages": False})}
+    good = sample_of(**({} if loss == "own" else of_ppo))
+    bad = sample_of(1, **({"advantages": math.inf} if loss == "own" else {**of_ppo, "token_rewards": math.inf}))
+    steps = []
+    for before in ((), (good, bad)):
+        with coati.Trainer(model_dir, reinforce if loss == "own" else loss, **flags) as trainer:
+            for sample in before:
+                trainer.forward_backward([sample])
+            if before:
+                with pytest.raises(EngineError, match="the gradient norm is nan"):
+                    trainer.optim_step(1e-3)
+                assert trainer.step == 0
+            trainer.forward_backward([good])
+            steps.append(trainer.optim_step(1e-3))
+    names = [name for name in steps[0] if name != "train_s"]
+    assert {name: steps[1][name] for name in names} == {name: steps[0][name] for name in names}
+
+
+def test_a_call_that_fails_in_the_trainer_leaves_no_part_of_a_gradient(model_dir: Any) -> None:
+    calls = list[Any]()
+
+    def failing(logprobs: Any, entropy: Any, arrays: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("out of memory")
+        return reinforce(logprobs, entropy, arrays)
+
+    norms = []
+    for is_failing in (False, True):
+        with coati.Trainer(model_dir, failing if is_failing else reinforce, train_microbatch_size=1, **LIMITS) as own:
+            if is_failing:
+                with pytest.raises(RuntimeError, match="out of memory"):
+                    own.forward_backward([sample_of(), sample_of(1)])  # a micro-batch each
+            own.forward_backward([sample_of()])
+            norms.append(own.optim_step(0.0)["grad_norm"])
+    assert norms[0] == norms[1] > 0

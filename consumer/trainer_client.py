@@ -46,6 +46,7 @@ class TrainerClient(OffloadClient):
         self.probe: list[int] = []  # tokens of a sample that was trained last
         self.config = config
         self._sizes = self._batch_settings()
+        self._sample_arrays = self.each("sample_arrays")[0]
         self._newest_version: int | None = None  # of the policy that sampled what was trained; None: nothing was
         self._begin_step()
 
@@ -68,7 +69,7 @@ class TrainerClient(OffloadClient):
 
         Returns: the loss's metrics, means over these samples; none where the loss needs all of the step's first.
         Raises: RunError if a sample is too long for --max-tokens-per-microbatch; ConfigError if the loss would compare
-            log-probabilities of two distributions.
+            log-probabilities of two distributions, or a sample lacks an array that it reads, or that another one holds.
         """
         self.need("weights")
         self._drop_failed()
@@ -77,6 +78,7 @@ class TrainerClient(OffloadClient):
         samples = [self._weighed(sample) for sample in samples if sample.num_loss_tokens or not is_alone]
         if not samples:
             return {}
+        self._check_arrays(samples)
         self.probe = [*map(int, (*samples[0].prefix_ids, *samples[0].token_ids))][:MAX_PROBE_TOKENS]
         self._keep_old_policy(samples)
         parts = self._selection.split(samples, fraction=1.0)  # with a gradient, and for the metrics alone
@@ -234,6 +236,16 @@ class TrainerClient(OffloadClient):
                 "samples of generate(top_p=..., top_k=..., min_p=...) have log-probabilities over the tokens that were "
                 'left, the trainer\'s are over all; use Trainer(old_logprobs="trainer"), or sample without them'
             )
+
+    def _check_arrays(self, samples: Sequence[Sample]) -> None:
+        names = {name: "another sample holds" for sample in samples for name in sample.arrays}
+        names |= dict.fromkeys(self._sample_arrays, "the loss reads")
+        for sample in samples:
+            if missing := [name for name in names if name not in sample.arrays]:
+                raise ConfigError(
+                    f"{sample.uid}, sample {sample.number}: has no array {missing[0]!r}, which {names[missing[0]]}; "
+                    "coati.group_samples and coati.rows give samples all that a loss needs, Sample(arrays=...) another"
+                )
 
     def _weighed(self, sample: Sample) -> Sample:
         """Give a sample's tokens the weights of the loss's aggregation, unless it has its own."""

@@ -104,6 +104,10 @@ class TrainerRank(JoinedRank):
         """Return the samples that the loss compares, which stay together."""
         return self._objective.unit
 
+    def sample_arrays(self) -> tuple[str, ...]:
+        """Return the arrays that samples must hold for the loss."""
+        return self._objective.sample_arrays
+
     def keep_old_policy(self) -> None:
         """Copy the policy to the model that computes old_logprobs, if the loss has one."""
         if "old" in self._objective.roles:

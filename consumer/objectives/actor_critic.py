@@ -28,6 +28,8 @@ class ActorCritic(PolicyGradient):
     critic_updates: int = 1  # optimizer steps of the critic on the samples of a step
     critic_warmup: int = 0  # first optimizer steps, in which the policy stands still
 
+    sample_arrays = (*PolicyGradient.sample_arrays, "token_rewards", "is_cut")
+
     @property
     def losses(self) -> Mapping[Role, LossFn]:
         """Return both losses."""

@@ -43,6 +43,7 @@ class Kto(SingleLoss):
     undesirable_weight: float = 1.0
     has_ref_logprobs: bool = False  # the samples hold them already: no reference model is needed
 
+    sample_arrays = ("label",)
     unit = 2
 
     def __post_init__(self) -> None:

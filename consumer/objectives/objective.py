@@ -6,7 +6,7 @@ the scores, accumulates the gradient of each trained model's loss, and reports `
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ Targets = tuple[tuple[MicroBatch, ...], dict[str, Tensor]]  # micro-batches, and
 class Objective(ABC):
     """Define scores, targets, losses and metrics; the defaults suit losses that read the batch unchanged."""
 
+    sample_arrays: ClassVar[tuple[str, ...]] = ()  # that the losses read and no model scores: samples must hold them
     unit: int = 1  # samples that packing keeps together in a micro-batch: 2 for preference pairs
     old_policy_period: int | None = None  # optimizer steps that one "old" policy serves; None: it is not scored
     updates_per_batch: int = 1  # optimizer steps on each batch

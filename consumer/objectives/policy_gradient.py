@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -46,6 +46,8 @@ class PolicyGradient(Objective):
     first_kl_coeff: float = 0.0  # weight of KL, wherever it acts, before it is adapted
     coefficients: Coefficients = field(default_factory=Coefficients)  # that change with the run
     reference_update: ReferenceUpdate | None = None  # None: the reference stays
+
+    sample_arrays: ClassVar[tuple[str, ...]] = ("advantages", "rollout_logprobs", "policy_version")
 
     @property
     def needs_whole_step(self) -> bool:

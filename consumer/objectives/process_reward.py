@@ -30,6 +30,8 @@ class ProcessReward(SingleLoss):
     label_token_ids: tuple[int, int]  # the positive and the negative label
     is_restricted: bool = True  # probabilities are normalised over the label tokens, not over the vocabulary
 
+    sample_arrays = ("step_label",)
+
     def targets(self, micro_batches: tuple[MicroBatch, ...]) -> Targets:
         """Ask for the log-probabilities of both label tokens at each step, and add their target probabilities."""
         return tuple(self._expand(micro_batch) for micro_batch in micro_batches), {}

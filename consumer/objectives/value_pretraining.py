@@ -22,6 +22,7 @@ class ValuePretraining(SingleLoss):
     """
 
     value_loss: ValueLoss  # not clipped: there is no earlier critic
+    sample_arrays = ("returns",)
     is_token_separable = True
 
     def __call__(

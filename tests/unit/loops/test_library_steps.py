@@ -1,4 +1,4 @@
-"""Test which numbers a step of a library's trainer takes, and how it goes on after one that failed."""
+"""Test which numbers and samples a step of a library's trainer takes, and how it goes on after a failure."""
 
 import math
 from typing import Any
@@ -93,3 +93,32 @@ def test_a_call_that_fails_in_the_trainer_leaves_no_part_of_a_gradient(model_dir
             own.forward_backward([sample_of()])
             norms.append(own.optim_step(0.0)["grad_norm"])
     assert norms[0] == norms[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "arrays", "message"),
+    [
+        ("value", {}, "p, sample 0: has no array 'returns', which the loss reads"),  # else it would learn 0
+        ("prm", {}, "'step_label', which the loss reads"),
+        ("kto", {}, "'label', which the loss reads"),
+        ("grpo", {"rollout_logprobs": -5.0}, "'policy_version', which the loss reads"),
+        ("ppo", {"rollout_logprobs": -5.0, "policy_version": 0}, "'token_rewards', which the loss reads"),
+    ],
+)
+def test_a_sample_that_lacks_what_the_loss_reads_is_refused(
+    model_dir: Any, loss: str, arrays: dict[str, Any], message: str
+) -> None:
+    flags = {**LIMITS, "kl_coeff": 0.0} if loss in ("grpo", "ppo") else {}
+    labels = {"reward_tokens": ("a", "b")} if loss == "prm" else {}
+    with coati.Trainer(model_dir, loss, **flags, **labels) as trainer:
+        with pytest.raises(ConfigError) as refused:
+            trainer.forward_backward([sample_of(**arrays), sample_of(1, **arrays)])
+        assert message in str(refused.value)
+
+
+def test_samples_of_a_call_hold_the_same_arrays(model_dir: Any) -> None:
+    with coati.Trainer(model_dir, reinforce, **LIMITS) as trainer:
+        with pytest.raises(ConfigError, match="p, sample 0: has no array 'bonus', which another sample holds"):
+            trainer.forward_backward([sample_of(), sample_of(1, bonus=1.0)])
+        trainer.forward_backward([sample_of(bonus=0.0), sample_of(1, bonus=1.0)])
+        assert trainer.optim_step(0.0)["grad_norm"] > 0

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from coati_rl.algorithms.sums import is_maximum
 from consumer.objectives.objective import SingleLoss, mean_of
 
 Loss = Callable[[Tensor, Tensor, dict[str, Tensor]], Any]  # as `LossFn`, or the summed loss alone
@@ -26,6 +27,7 @@ class OwnLoss(SingleLoss):
         return loss, {**sums, "loss_sum": loss.detach().double(), "num_tokens": num_tokens}
 
     def metrics(self, sums: Mapping[str, float], *, loss_scale: float) -> dict[str, float | None]:
-        """Return the mean loss, and the means over tokens of what the function has reported."""
-        means = {name: mean_of(sums, name) for name in sums if name not in ("loss_sum", "num_tokens")}
+        """Return the mean loss, and of what the function has reported the maxima (`*_max`), else means over tokens."""
+        reported = {name: value for name, value in sums.items() if name not in ("loss_sum", "num_tokens")}
+        means = {name: value if is_maximum(name) else mean_of(sums, name) for name, value in reported.items()}
         return {**means, "loss": sums["loss_sum"] * loss_scale}

@@ -70,6 +70,8 @@ class Coefficients:
         return {"kl_scale": self.kl_scale, "entropy_coeff": self.entropy_coeff, "last_entropy": self.last_entropy}
 
     def restore(self, state: Mapping[str, float | None]) -> None:
-        """Go on from a saved state."""
-        for name, value in state.items():
-            setattr(self, name, value)
+        """Go on from a saved state with the weights that this run adapts, if the run that saved it did; see `state`."""
+        if self.kl_control is not None:
+            self.kl_scale = state.get("kl_scale") or self.kl_scale
+        if self.entropy_control is not None and (last := state.get("last_entropy")) is not None:
+            self.last_entropy, self.entropy_coeff = last, state.get("entropy_coeff") or 0.0

@@ -40,13 +40,27 @@ def test_the_entropy_bonus_counts_after_a_step_at_or_below_the_target_alone_and_
     assert seen == [(c, 0.0 if i in (0, 1, 2, 9) else c) for i, c in enumerate(coeffs)]
 
 
+KL_CONTROL = KLControl(target=0.1, horizon=1000)
+ENTROPY_CONTROL = EntropyControl(target=1.0, delta=0.004, largest=0.5)
+
+
 def test_a_saved_state_goes_on_where_it_was() -> None:
     own = Coefficients(kl_scale=1.5, entropy_coeff=0.3, last_entropy=0.7)
-    other = Coefficients()
+    other = Coefficients(kl_control=KL_CONTROL, entropy_control=ENTROPY_CONTROL)
     other.restore(own.state())
     assert other.state() == own.state()
     other.restore({})  # of a checkpoint of a run without them
     assert other.state() == own.state()
+
+
+def test_a_weight_that_is_not_adapted_is_as_the_run_sets_it_whatever_the_checkpoint_s_run_did() -> None:
+    adapted = Coefficients(kl_scale=6.2, entropy_coeff=0.3, last_entropy=0.7).state()
+    fixed = Coefficients(entropy_coeff=0.02)
+    fixed.restore(adapted)
+    assert fixed.state() == Coefficients(entropy_coeff=0.02).state()
+    begun = Coefficients(entropy_coeff=0.02, entropy_control=ENTROPY_CONTROL)
+    begun.restore(Coefficients(entropy_coeff=0.0).state())
+    assert begun.state() == Coefficients(entropy_coeff=0.02).state(), "the first run had a fixed weight"
 
 
 @pytest.mark.parametrize(("flags", "in_loss"), [({"algo": "GRPO"}, True), ({"algo": "REINFORCE_PP"}, False)])

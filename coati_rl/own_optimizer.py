@@ -21,6 +21,7 @@ MakeOptimizer = Callable[..., torch.optim.Optimizer]
 Schedule = Callable[[float], float]
 
 _LR = 1e-3
+_ROUNDING = 1e-9  # of a schedule's factor: one of 0 may come out below it, which is no reason to end a run
 
 
 def check_own_functions(config: TrainingConfig) -> None:
@@ -40,9 +41,13 @@ def check_own_functions(config: TrainingConfig) -> None:
 
 
 def load_schedule(name: str) -> Schedule:
-    """Load a schedule. Raises: ConfigError if it fails, or does not return a finite factor that is not negative."""
+    """Load a schedule, which is checked in hundredths of the run, and again at each progress that it is asked for.
+
+    Raises: ConfigError, as the schedule does, if it fails, or does not return a finite factor that is not negative.
+    """
     schedule: Schedule = load_function(name, flag="--lr-schedule")
-    for progress in (0.0, 0.25, 0.5, 0.75, 1.0):
+
+    def checked(progress: float) -> float:
         try:
             factor = float(schedule(progress))
         except Exception as error:
@@ -50,12 +55,16 @@ def load_schedule(name: str) -> Schedule:
                 f"--lr-schedule {name}: fails at progress {progress:g}: {type(error).__name__}: {error}; it maps "
                 "progress in [0, 1] to a factor of --learning-rate"
             ) from error
-        if not (math.isfinite(factor) and factor >= 0):
+        if not (math.isfinite(factor) and factor >= -_ROUNDING):
             raise ConfigError(
                 f"--lr-schedule {name}: returns {factor:g} at progress {progress:g}; return a finite factor of "
                 "--learning-rate, at least 0"
             )
-    return schedule
+        return max(factor, 0.0)
+
+    for hundredths in range(101):
+        checked(hundredths / 100)
+    return checked
 
 
 def load_optimizer(config: OptimizerConfig) -> MakeOptimizer:

@@ -118,12 +118,19 @@ def test_a_schedule_maps_progress_to_a_factor(write):
     [
         ("def make(): return 1\n", "fails at progress 0: TypeError"),
         ("def make(progress): return 0.1 / (progress != 0.5)\n", "fails at progress 0.5: ZeroDivisionError"),
-        ("def make(progress): return 0.5 - progress\n", "returns -0.25 at progress 0.75; return a finite factor"),
+        ("def make(progress): return 0.5 - progress\n", "returns -0.01 at progress 0.51; return a finite factor"),
+        ("import math\ndef make(progress): return math.cos(8 * math.pi * progress)\n", "at progress 0.07; return a"),
         ("def make(progress): return float('nan')\n", "returns nan at progress 0"),
     ],
 )
 def test_a_schedule_that_gives_no_factor_is_refused(write, text, message):
     assert message in refusal(load_schedule, write(text))
+
+
+def test_a_schedule_is_checked_again_where_it_is_asked_in_a_run(write):
+    schedule = load_schedule(write("def make(progress): return float('nan') if progress == 1 / 3 else 0.3 - 0.1 * 3\n"))
+    assert schedule(0.33) == 0.0, "which is -6e-17 there"
+    assert "returns nan at progress 0.333333" in refusal(schedule, 1 / 3)
 
 
 @pytest.mark.parametrize(

@@ -44,13 +44,15 @@ def leave_one_out(rewards: Rewards) -> Rewards:
 
 
 def max_rl(rewards: Rewards) -> Rewards:
-    """Compute A_i = (R_i - mean(R)) / (mean(R) + eps), 0 where the mean is not positive.
+    """Compute A_i = (R_i - mean(R)) / (mean(R) + eps), 0 where the mean is not above eps times the largest |R|.
 
-    Of rewards 0 and 1 it is the gradient of log-likelihood of a right answer in place of its probability's.
+    Rewards that add up to 0 but for rounding, as 0.1, 0.2 and -0.3 do, would else have advantages of 1e5. Of rewards 0
+    and 1 it is the gradient of log-likelihood of a right answer in place of its probability's.
     Source: arXiv:2602.02710 (MaxRL).
     """
     mean = float(rewards.mean())
-    return group_mean(rewards) / (mean + STD_EPS) if mean > 0 else np.zeros_like(rewards)
+    is_positive = mean > STD_EPS * float(np.abs(rewards).max())
+    return group_mean(rewards) / (mean + STD_EPS) if is_positive else np.zeros_like(rewards)
 
 
 def opo(rewards: Rewards, lengths: Rewards | None = None) -> Rewards:

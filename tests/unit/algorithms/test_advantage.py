@@ -55,6 +55,12 @@ def test_value_of_any_group_is_the_formulas(name: str, rewards: list[float]) -> 
     np.testing.assert_allclose(advantages_of(rewards, name), expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("rewards", [[0.1, 0.2, -0.3], [0.7, 0.1, -0.8], [-1.0, -1.0, 0.5], [0.0, 1e-3, -1e-3 + 1e-10]])
+def test_max_rl_gives_no_advantage_where_the_mean_is_0_but_for_rounding_or_below_it(rewards: list[float]) -> None:
+    assert advantages_of(rewards, "max_rl").tolist() == [0.0, 0.0, 0.0]
+    assert advantages_of([1e-9, 0.0, 0.0], "max_rl")[0] > 0, "small rewards are compared, too"
+
+
 @pytest.mark.parametrize("name", COMPARISONS)
 @pytest.mark.parametrize(("reward", "size"), [(0.7, 7), (0.0, 4), (1.0, 8), (-0.1, 3), (0.1, 10)])
 def test_equal_rewards_have_no_advantage_even_where_their_mean_is_not_exact(

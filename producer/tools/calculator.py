@@ -59,7 +59,10 @@ class _OfEpisode:
 
 
 def calculate(expression: str) -> str:
-    """Return the value of an expression: all digits of a whole number, below 2**53 also of a quotient, 12 of others. Raises: ToolError."""
+    """Return the value of an expression: all digits of a whole number, 12 of others. Raises: ToolError.
+
+    A quotient that is a whole number has them below 2**53.
+    """
     if len(expression) > _MAX_CHARACTERS:
         raise ToolError(f"the expression has more than {_MAX_CHARACTERS} characters")
     try:

@@ -8,8 +8,10 @@ from typing import Any, Literal
 from coati_rl.config import Config
 from coati_rl.config.cli import build_job
 from coati_rl.config.commands import OFFLINE
+from coati_rl.config.control_rules import check_reference
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.training import TrainingConfig
+from coati_rl.errors import ConfigError
 from coati_rl.preflight.adapter import with_adapter
 from coati_rl.preflight.resources import checked_model_config, load_run_tokenizer, precision_warnings, resolve_model
 from coati_rl.preflight.sample_rows import with_sample_rows
@@ -62,6 +64,10 @@ def trainer_config(model: str | Path, loss: Any, *, num_trainers: int, device: D
     directory, precision = Path(config.model.model), resolve_precision(config, device)
     hf_config, of_model = checked_model_config(directory, "trained", precision=precision)
     check_layout(config, hf_config)
+    if isinstance(config, Config):
+        check_reference(config, precision)
+    elif getattr(config, "precomputes_reference", False):
+        raise ConfigError("precompute_reference=True: a trainer of the library sees its samples once; leave it out")
     config, of_rows = with_sample_rows(config, {"--model": str(directory)}, try_model=try_model)
     for warning in (*of_model, *of_rows, *precision_warnings(config, device), *_rollout_warnings(config)):
         logger.warning("%s", warning)

@@ -134,3 +134,20 @@ def test_a_loss_of_one_s_own_reports_means_over_tokens_and_maxima(model_dir: Any
         found = trainer.forward_backward([sample_of(bonus=3.0), sample_of(1, bonus=5.0)])
         step = trainer.optim_step(0.0)
     assert (found["bonus"], found["bonus_max"]) == (step["bonus"], step["bonus_max"]) == (4.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "flags", "message"),
+    [
+        ("grpo", {"kl_coeff": 0.1, "reference_update": "ema=0.999", "precision": "bf16"}, "rounds away"),
+        ("dpo", {"precompute_reference": True}, "precompute_reference=True: .*leave it out"),
+    ],
+)
+def test_a_reference_that_the_library_could_not_keep_is_refused(model_dir, loss, flags, message):
+    with pytest.raises(ConfigError, match=message):
+        coati.Trainer(model_dir, loss, **flags)
+
+
+def test_an_estimator_of_no_name_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match=r"rloo2: unknown; use .*group_norm.*FILE\.py:FUNCTION"):
+        coati.advantages([1.0, 0.0], estimator="rloo2")

@@ -127,9 +127,9 @@ def trainer_memory(
     held, away = _frozen_bytes(config, models, layout)
     parts = trainer_parts(shape, size, layout, scoring_bytes=max(away, default=0))
     parts["frozen models"] = parts.get("frozen models", 0) + sum(held) + models.adapter_copies * parts["parameters"]
-    teacher = models.frozen.get("teacher")
-    parts["teacher's loss"] = teacher_loss_bytes(config, teacher, size, layout.precision, machine.device)
-    elsewhere = sum(away) + offloaded_bytes(shape, size, layout)
+    of_teacher = teacher_loss_bytes(config, models.frozen.get("teacher"), size, layout.precision, machine.device)
+    parts["teacher's loss"] = of_teacher
+    elsewhere = sum(away) + (sum(held) if layout.takes_turns else 0) + offloaded_bytes(shape, size, layout)
     if models.critic is not None:  # its activations are there when the policy's are not
         critic = model_shape(models.critic, tensor_parallel_size=tp, has_scalar_head=True)
         of_critic = replace(layout, adapters=_adapters_of(config, models.critic, layout))
@@ -145,7 +145,7 @@ def trainer_memory(
         _add_sent_weights(parts, host, backend, layout, whole=whole, largest=shape.largest_tensor)
     if not shape.is_known:
         parts.pop("activations", None)
-    shared = _shared_base(adapters, shape, layout.precision)
+    shared = _shared_base(adapters, shape, item_bytes(layout.precision))
     return ProcessMemory(
         name="trainer",
         count=config.parallel.num_trainers,
@@ -157,9 +157,8 @@ def trainer_memory(
     )
 
 
-def _shared_base(adapters: AdapterShape | None, shape: ModelShape, precision: str) -> Parts:
-    is_shared = adapters is not None and adapters.is_base_shared
-    return {"base": adapters.whole_weights(shape) * item_bytes(precision)} if adapters and is_shared else {}
+def _shared_base(adapters: AdapterShape | None, shape: ModelShape, e: int) -> Parts:
+    return {"base": adapters.whole_weights(shape) * e} if adapters and adapters.is_base_shared else {}
 
 
 def _frozen_bytes(config: TrainingConfig, models: RunModels, layout: TrainerLayout) -> tuple[list[int], list[int]]:
@@ -237,6 +236,7 @@ def _trainer_layout(config: TrainingConfig, device: Device, *, has_several_micro
         has_several_micro_batches=has_several_micro_batches,
         adam_moments=0 if is_plugin(config.optimizer.optimizer) else ADAM_MOMENTS,
         offloads_optimizer="optimizer" in offloaded(config),
+        takes_turns=config.takes_turns,
     )
 
 

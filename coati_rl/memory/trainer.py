@@ -30,7 +30,8 @@ HEAP = "heap"  # the part that is assumed, not counted: see `heap_bytes`
 BUCKET_BYTES = 2**26  # of a sum of gradients over ranks: `consumer.parallel.gradient_reduction`
 ADAM_MOMENTS = 2  # float32 numbers a parameter
 _OFFLOADED = ("masters", "optimizer")  # parts that --offload optimizer takes away between two steps
-_HELD = ("parameters", "base", *_OFFLOADED, "gradients")  # of a trained model, while another one computes
+_RESTING = ("parameters", "base", *_OFFLOADED)  # of a trained model, between two steps
+_HELD = (*_RESTING, "gradients")  # and while another one computes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +53,7 @@ class TrainerLayout:
     adapters: AdapterShape | None = None  # trained in place of the weights
     gathered_keys: int = 0  # bytes of keys and values that context-parallel ranks gather at a time
     offloads_optimizer: bool = False  # masters and moments are on the device in the optimizer's step alone
+    takes_turns: bool = False  # engines have the device while they answer prompts, and models are elsewhere
 
     @property
     def is_fully_sharded(self) -> bool:
@@ -99,11 +101,10 @@ def trained_bytes(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout
 
 
 def offloaded_bytes(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> int:
-    """Return what the largest rank keeps of a trained model elsewhere, in a backward pass, where it is most."""
-    num_bytes = 0
-    if layout.offloads_optimizer:
-        in_step = _moments(shape, size, layout)[-1]
-        num_bytes += sum(in_step.get(name, 0) for name in _OFFLOADED)
+    """Return what the largest rank keeps of a trained model elsewhere, at the time when it is most."""
+    held = _moments(shape, size, layout)[-1]
+    names = _RESTING if layout.takes_turns else _OFFLOADED if layout.offloads_optimizer else ()
+    num_bytes = sum(held.get(name, 0) for name in names)
     if layout.offloads_activations:
         in_flight = layout.pp if layout.has_several_micro_batches else 1
         layers = in_flight * -(-shape.num_layers // layout.pp)

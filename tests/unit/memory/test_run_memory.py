@@ -86,6 +86,20 @@ def test_offloaded_models_leave_a_gpu_for_host_memory_and_a_cpus_memory_for_a_fi
     assert heap and on_cpu.device_bytes == memory("cpu").device_bytes - heap - 16 * weights
 
 
+def test_in_turns_a_host_has_what_trainers_on_gpus_hold_between_two_steps():
+    size, machine = MicroBatchSize(tokens=64, loss_tokens=32, longest=64), Machine(device="cuda", host_bytes=2**34)
+    models, weights = RunModels(policy=JUDGE, frozen={"reference": JUDGE}), model_shape(JUDGE).num_weights
+
+    def offloaded(flags):
+        config = config_of(f"-t 1 -i 1 -kl 0.1 {flags}")
+        return trainer_memory(config, models, size, machine, has_several_micro_batches=True).host["offloaded"]
+
+    assert offloaded("") == 0
+    # Weights and those of the reference in bfloat16, masters and two moments in float32, offloaded before or not.
+    for flags in ("", "--offload optimizer", "--offload reference", "--offload all"):
+        assert offloaded(f"--colocate {flags}") == (2 + 2 + 3 * 4) * weights
+
+
 def test_a_reference_on_devices_of_its_own_is_the_scorers_memory_and_not_the_trainers():
     size, machine = MicroBatchSize(tokens=64, loss_tokens=32, longest=64), Machine(device="cuda", host_bytes=2**34)
     models, weights = RunModels(policy=JUDGE, frozen={"reference": JUDGE}), model_shape(JUDGE).num_weights

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
         return find_device(
             config,
             needed=f"-t {config.parallel.num_trainers}: {config.num_devices} GPUs are needed",
-            fewer=lambda available: f"use -t {available}" if available else "use --device cpu",
+            fewer=partial(_fewer, config),
             is_dry_run=self.is_dry_run,
         )
 
@@ -154,6 +155,15 @@ class DatasetPreparation(Preparation[OfflineConfig, _Forms, _Sets, PreparedDatas
             evaluation={name: each.samples for name, each in _evaluation(found.inputs).items()},
             **common,
         )
+
+
+def _fewer(config: OfflineConfig, available: int) -> str:
+    """Return what to give in place of a job's settings where so many GPUs are available."""
+    parallel, split = config.parallel, config.parallel.ranks_per_group
+    for others in dict.fromkeys((parallel.ref_devices, 0)):
+        if trainers := min(parallel.num_trainers, max(0, available - others)) // split * split:
+            return f"use -t {trainers}" + ("" if others == parallel.ref_devices else " --ref-devices 0")
+    return f"use {'fewer of -tp, -pp and --context-parallel, or ' if split > 1 else ''}--device cpu"
 
 
 def _evaluation(sets: _Sets) -> dict[str, SampleSet]:

@@ -10,7 +10,6 @@ from typing import Any
 from coati_rl.config import Config
 from coati_rl.config.plan import Plan
 from coati_rl.config.rules import named_length, nearest_flags, shorter
-from coati_rl.config.server_rules import stages_on_host
 from coati_rl.errors import ConfigError
 from coati_rl.preflight.resources import find_device, positions_of
 from coati_rl.reading.dataset import PromptSet
@@ -21,7 +20,7 @@ def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[st
     """Return the device, and warnings. Raises: ConfigError when this machine has too few GPUs."""
     parallel, reward_gpus = config.parallel, config.reward_models.num_gpus
     engines = f"{parallel.num_inferencer} * {parallel.producer_tensor_parallel_size}"
-    terms = [] if stages_on_host(config) else [("P * ptp", engines)]
+    terms = [("P * ptp", engines)] if _engines_have_gpus(config) else []
     terms += [("T", str(parallel.num_trainers)), *([("R", str(reward_gpus))] if reward_gpus else [])]
     terms += [("N", str(parallel.ref_devices))] if parallel.ref_devices else []
     names, numbers = (" + ".join(each) for each in zip(*terms, strict=True))
@@ -29,28 +28,38 @@ def resolve_device(config: Config, *, is_dry_run: bool) -> tuple[Device, list[st
     return find_device(config, needed=needed, fewer=partial(_fewer, config), is_dry_run=is_dry_run)
 
 
+def _engines_have_gpus(config: Config) -> bool:
+    """Whether engines have GPUs beside those of the trainers."""
+    return not (config.takes_turns or config.engine_urls)
+
+
 def _fewer(config: Config, available: int) -> str:
+    """Return what to give in place of a run's settings where so many GPUs are available."""
     parallel = config.parallel
     if parallel.ref_devices:
         return "use --ref-devices 0, with which the reference and the teacher lie on the trainers, or more GPUs"
     available -= config.reward_models.num_gpus
-    if available < 2 or config.takes_turns:
-        without = "--reward-devices 0, " if config.reward_models.num_gpus else ""
-        shared = f"--colocate -nb 0 with -t {available} -i {available} -ptp 1, " if available > 0 else ""
-        return f"use {without}{shared}--device cpu, or --master_address of a Ray cluster"
-    split = parallel.num_trainers // config.dp  # tp * pp * cp
+    without = "--reward-devices 0, " if config.reward_models.num_gpus else ""
+    if available < 1:
+        return f"use {without}--device cpu, or --master_address of a Ray cluster"
+    has_gpus = _engines_have_gpus(config) and available > 1
+    split, spare = parallel.ranks_per_group, available - has_gpus  # an engine needs one
     names = ["tensor_parallel_size", "pipeline_parallel_size"]
     names += ["context_parallel_size"] if parallel.context_parallel_size > 1 else []
-    layout = dict.fromkeys(names, 1) if split >= available else {}
+    layout = dict.fromkeys(names, 1) if split > spare else {}
     split = 1 if layout else split
-    width = wanted if (wanted := parallel.producer_tensor_parallel_size) <= available - split else 1
-    engines = min(parallel.num_inferencer, (available - split) // width)
-    trainers = min(parallel.num_trainers, available - engines * width) // split * split
+    wanted, room = parallel.producer_tensor_parallel_size, available - split if has_gpus else available // split * split
+    width = wanted if wanted <= room else 1
+    engines = parallel.num_inferencer if config.engine_urls else min(parallel.num_inferencer, room // width)
+    trainers = min(parallel.num_trainers, available - has_gpus * engines * width) // split * split
     sizes = {"num_inferencer": engines, "num_trainers": trainers, "producer_tensor_parallel_size": width, **layout}
-    flags = f"-i {engines} -t {trainers}" + (" -ptp 1" if width != wanted else "")
+    flags = f"-t {trainers} -i {engines}" + (" -ptp 1" if width != wanted else "")
     flags += " -tp 1 -pp 1" if layout else ""
     flags += " --context-parallel 1" if "context_parallel_size" in layout else ""
-    return f"nearest: {_with_others(flags, config, sizes)}; or --master_address of a Ray cluster"
+    nearest = _with_others(flags, config, sizes)
+    if has_gpus or not _engines_have_gpus(config):
+        return f"nearest: {nearest}; or --master_address of a Ray cluster"
+    return f"use {without}--colocate -nb 0 with {nearest}, --device cpu, or --master_address of a Ray cluster"
 
 
 def check_length(config: Config, model: Any) -> None:

@@ -9,13 +9,15 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic
 
+from coati_rl.config import Config
 from coati_rl.config.parallel import ParallelConfig
 from coati_rl.config.plan import resolve_precision
+from coati_rl.config.rules import nearest_flags
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
 from coati_rl.memory.capacity import available_bytes, total_bytes
-from coati_rl.memory.forecast import MARGIN, Forecast, ProcessMemory, gib, listed
-from coati_rl.memory.layouts import layouts, plain_layout
+from coati_rl.memory.forecast import ENGINE_RANK, MARGIN, Forecast, ProcessMemory, gib, listed
+from coati_rl.memory.layouts import PLAIN, layout_flags, layouts, plain_layout
 from coati_rl.memory.nearest import Change, Fits, largest_that_fits, nearest_changes
 from coati_rl.memory.run_memory import Machine
 from coati_rl.memory.trainer import HEAP, Parts
@@ -69,7 +71,8 @@ class MemoryCheck(Generic[Job]):
 
     def trainer_bytes(self, change: Change, *, is_sure: bool = False) -> int:
         """Return what a trainer takes of its device with a change; `is_sure`: what every run of the job takes."""
-        return _trainer_bytes((self.sure if is_sure else self.forecast)(self.config.with_changes(**change.values)))
+        forecast = (self.sure if is_sure else self.forecast)(self.config.with_changes(**change.values))
+        return _rank_bytes(forecast, "trainer")
 
     def trainers_fit(self, change: Change, *, share: float) -> bool:
         """Whether with a change a trainer fits a share of its GPU, and all processes the host."""
@@ -78,7 +81,7 @@ class MemoryCheck(Generic[Job]):
             return False
         forecast, available = self.forecast(config), self.host_available
         fits_host = available is None or forecast.host_bytes <= available
-        return fits_host and _trainer_bytes(forecast) <= share * (self.machine.gpu_bytes or 0)
+        return fits_host and _rank_bytes(forecast, "trainer") <= share * (self.machine.gpu_bytes or 0)
 
     def fits(self, change: Change | None) -> bool:
         """Whether the job with a change fits, whatever its samples."""
@@ -156,26 +159,52 @@ class MemoryCheck(Generic[Job]):
         """Return the smallest changes of settings with which the run fits, whatever its samples, as text."""
         found = nearest_changes([*self._changes()], self.fits, budget=self.budget)
         if not found:
-            return f"no other settings fit; use a smaller model, or a machine with more memory{self._more_trainers()}"
+            return f"no other settings fit; use a smaller model, or a machine with more memory{self._more_gpus()}"
         return f"nearest: {', or '.join(change.flags for change in found)}"
 
-    def _more_trainers(self) -> str:
-        """Say how many GPUs of this size hold the trainers' part of the model, if more of them do."""
+    def _more_gpus(self) -> str:
+        """Say with how many GPUs of this size trainers and engines hold the model, if it is that which does not fit."""
         gpu_memory = self.machine.gpu_bytes
         if gpu_memory is None or self.machine.device == "cpu":
             return ""
-        recomputed = "" if self.config.parallel.recomputes_activations else f" {RECOMPUTED.flags}"
-        least, _ = self._budgets(self.config)
+        needed = self._engines_that_hold(gpu_memory), self._trainers_that_hold(gpu_memory)
+        if None in needed or not any(needed):
+            return ""
+        return f": {' '.join(filter(None, needed))} holds it on GPUs of {gib(gpu_memory)}"
+
+    def _engines_that_hold(self, gpu_memory: int) -> str | None:
+        """Return the flag of the narrowest engines of which a rank fits its GPU; empty: they do; None: none does."""
+        width = least = int(self.config.flat().get("producer_tensor_parallel_size") or 1)
+        while width <= 64 * least:
+            config = self.config.with_changes(producer_tensor_parallel_size=width) if width > least else self.config
+            if (width == least or self.is_valid(config)) and _rank_bytes(self.sure(config), ENGINE_RANK) <= gpu_memory:
+                return f"-ptp {width}" if width > least else ""
+            width *= 2
+        return None
+
+    def _trainers_that_hold(self, gpu_memory: int) -> str | None:
+        """Return the flags of the fewest trainers that hold the model; empty: the run's do; None: no number does."""
+        config, parallel = self.config, self.config.parallel
+        if self.trainer_bytes(Change(flags="", values={}), is_sure=True) <= gpu_memory:
+            return ""
+        values, own = {**plain_layout(config), "plugin": "fsdp2"}, config.flat()
+        # The config's layout was given or chosen: flags of what differs from it, or from what no flag says.
+        others = {name: own[name] if own[name] != values[name] else PLAIN[name] for name in PLAIN}
+        sharded = Change(flags=layout_flags(values, others), values=values)
+        if not parallel.recomputes_activations:
+            sharded |= RECOMPUTED
+        least, _ = self._budgets(config)
         for doublings in range(1, 11):
-            trainers = self.config.parallel.num_trainers * 2**doublings
-            values = {**plain_layout(self.config), **RECOMPUTED.values, "plugin": "fsdp2", "num_trainers": trainers}
-            change = Change(flags=f"-t {trainers} --plugin fsdp2{recomputed}", values=values)
-            cp = self.config.parallel.context_parallel_size * 2**doublings
+            trainers, cp = (n * 2**doublings for n in (parallel.num_trainers, parallel.context_parallel_size))
+            change = Change(flags=f"-t {trainers}", values={"num_trainers": trainers}) | sharded
             shared = Change(flags=f"--context-parallel {cp}", values={"context_parallel_size": cp})
             for each in (change, change | _budget(least), change | shared):
-                if self.trainer_bytes(each) <= gpu_memory:
-                    return f": {each.flags} holds it on GPUs of {gib(gpu_memory)}"
-        return ""
+                changed = config.with_changes(**each.values)
+                sizes = " ".join(nearest_flags(changed)[:1]) if isinstance(changed, Config) else ""
+                if self.trainer_bytes(each) <= gpu_memory and (sizes or self.is_valid(changed)):
+                    bounds = [flags for flags in _bounds(changed) if "-tmbs" in sizes and flags not in each.flags]
+                    return " ".join(filter(None, [each.flags, sizes, *bounds]))
+        return None
 
     def _budgets(self, config: Job) -> tuple[int, int]:
         """Return the least token budget, that of a longest row, and the tokens that now bound a micro-batch."""
@@ -253,8 +282,18 @@ def passes(rules: Callable[[Any], None], *others: Callable[[Any], None]) -> Call
     return is_valid
 
 
-def _trainer_bytes(forecast: Forecast) -> int:
-    return next(each.device_bytes for each in forecast.processes if each.name == "trainer")
+def _rank_bytes(forecast: Forecast, name: str) -> int:
+    """Return what a process of a kind takes of its device; 0 if a job has none."""
+    return next((each.device_bytes for each in forecast.processes if each.name == name), 0)
+
+
+def _bounds(config: TrainingConfig) -> Iterator[str]:
+    """Yield the flags of what bounds a micro-batch's memory, which on GPUs are no defaults beside -tmbs."""
+    budget = config.parallel.max_tokens_per_microbatch
+    if budget is not None:
+        yield _budget(budget).flags
+    if config.parallel.gradient_checkpointing:
+        yield RECOMPUTED.flags
 
 
 def _budget(tokens: int) -> Change:

@@ -10,6 +10,7 @@ from transformers import MixtralConfig, PretrainedConfig
 from coati_rl.config.cli import parse, parse_job
 from coati_rl.config.commands import OFFLINE
 from coati_rl.config.gpu_rules import with_device_defaults
+from coati_rl.config.rules import check
 from coati_rl.errors import ConfigError
 from coati_rl.memory.layouts import PLAIN
 from coati_rl.preflight.layout_choice import with_choices
@@ -196,3 +197,26 @@ def test_engines_that_are_too_narrow_are_refused_with_a_width_that_fits_on_as_ma
     checked = check(config, plans.MACHINE)
     with pytest.raises(ConfigError, match=r"engine rank needs .*; nearest: -ptp 2 -i 16 -ibs 16, or -ptp 4 -i 8"):
         checked.run()
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("-t 32 --plugin fsdp2 -i 1 -ibs 32 -tbs 1", "-ptp 2"),  # the engine's rank alone is too large
+        ("-t 8 -pp 2 -zero 1 -i 1 -ptp 8 -ibs 32 -tbs 8", "-t 32 --plugin fsdp2 -pp 1 -zero 0 -tbs 1"),
+        ("-t 4 -tp 4 -i 1 -ptp 8 -ibs 32 -tbs 32", "-t 32 --plugin fsdp2 -tp 1 -tbs 1"),
+    ],
+)
+def test_what_holds_a_model_that_does_not_fit_is_accepted_with_the_flags_that_were_given(flags, named):
+    hf_config = plans.hf_config_of("Qwen2.5-72B")
+
+    def checked(text):
+        config = parse(f"-g 8 -mpt 512 -mnt 512 -kl 0 -tMbs 1 --master_address 10.0.0.1 {text}".split())[0]
+        check(config)
+        return plans.check_of_run(hf_config)(with_device_defaults(config, "cuda"), plans.MACHINE)
+
+    with pytest.raises(ConfigError) as caught:
+        checked(flags).run()
+    found = re.search(r"more memory: (.*) holds it on GPUs of 80\.0 GiB", str(caught.value))[1]
+    assert found.startswith(named)
+    assert checked(f"{flags} {found}").run()[1] == []

@@ -20,6 +20,7 @@ from coati_rl.memory.forecast import ENGINE_RANK, ProcessMemory
 from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.run_memory import PYTHON_ENGINE_LIBRARIES, Machine
 from coati_rl.memory.trainer import Parts
+from coati_rl.memory.updates import UpdateSize, update_size
 from coati_rl.transport.manifest import DEFAULT_BUCKET_BYTES
 from coati_rl.transport.rendezvous import CollectiveBackend
 from coati_rl.types import Device
@@ -43,14 +44,14 @@ def engine_memory(
     parallel, sampling = config.parallel, config.sampling
     width, settings = parallel.producer_tensor_parallel_size, _settings(config, machine.device)
     shape = model_shape(hf_config, tensor_parallel_size=width, cuts_all=True)
-    update = _update_bytes(hf_config, settings)
+    update = update_size(config, hf_config, settings.precision)
     on_gpu, utilization = machine.device == "cuda", parallel.gpu_memory_utilization
     host: Parts = {"libraries": ENGINE_LIBRARIES if sampling.backend == "vllm" else PYTHON_ENGINE_LIBRARIES}
     on_device = backend == "nccl" and stages_on_gpu(
-        update, gpu_bytes=machine.gpu_bytes, gpu_memory_utilization=utilization
+        update.total, gpu_bytes=machine.gpu_bytes, gpu_memory_utilization=utilization
     )
     in_host_memory = not on_device and backend not in ("shm", "ipc")  # with these engines read the trainers' memory
-    staged = update if on_device else 0
+    staged = update.total if on_device else 0
     sequence = token_bytes(hf_config, settings)
     if sampling.backend == "fake" or config.engine_urls:
         parts: Parts = {}
@@ -63,7 +64,7 @@ def engine_memory(
         )
     elif on_gpu:
         if in_host_memory:
-            staged = _commit_bytes(hf_config, settings)
+            staged = _commit_bytes(update, settings)
         share = None if machine.gpu_bytes is None else int(utilization * machine.gpu_bytes)
         longest = sequence * config.max_model_len
         parts = gpu_engine_parts(shape, settings, share_bytes=share, update_bytes=staged, sequence_bytes=longest)
@@ -77,7 +78,7 @@ def engine_memory(
         count=parallel.num_inferencer * width,
         parts=parts,
         host=host,
-        shared={"staging": update} if in_host_memory else {},
+        shared={"staging": update.total} if in_host_memory else {},
         together=width,
         unknown=unknown,
     )
@@ -95,12 +96,12 @@ def chosen_share(config: Config, hf_config: Any, backend: CollectiveBackend, *, 
     settings = _settings(config, "cuda")
     shape = model_shape(hf_config, tensor_parallel_size=settings.tensor_parallel_size, cuts_all=True)
     sequences = token_bytes(hf_config, settings) * settings.max_model_len * settings.max_num_seqs
-    commit = 0 if backend == "ipc" else _commit_bytes(hf_config, settings)
+    update = update_size(config, hf_config, settings.precision)
     return engine_share(
         gpu_bytes=gpu_bytes,
         wanted_bytes=shape.num_weights * item_bytes(settings.precision) + sequences,
-        update_bytes=_update_bytes(hf_config, settings) if backend == "nccl" else None,
-        commit_bytes=commit,
+        update_bytes=update.total if backend == "nccl" else None,
+        commit_bytes=0 if backend == "ipc" else _commit_bytes(update, settings),
     )
 
 
@@ -116,14 +117,9 @@ def _settings(config: Config, device: Device) -> EngineSettings:
     )
 
 
-def _update_bytes(hf_config: Any, settings: EngineSettings) -> int:
-    return model_shape(hf_config).num_weights * item_bytes(settings.precision)
-
-
-def _commit_bytes(hf_config: Any, settings: EngineSettings) -> int:
+def _commit_bytes(update: UpdateSize, settings: EngineSettings) -> int:
     """Return what a rank takes of its GPU to receive and load an update that is staged in host memory.
 
     That is two buckets, and a parameter before it is copied to where the model has it.
     """
-    largest = model_shape(hf_config).largest_tensor * item_bytes(settings.precision)
-    return 2 * DEFAULT_BUCKET_BYTES + largest // settings.tensor_parallel_size
+    return 2 * DEFAULT_BUCKET_BYTES + update.largest // settings.tensor_parallel_size

@@ -15,9 +15,9 @@ from coati_rl.memory.distillation import teacher_loss_bytes
 from coati_rl.memory.forecast import Forecast, ProcessMemory
 from coati_rl.memory.model_shape import ModelShape, model_shape
 from coati_rl.memory.trainer import ADAM_MOMENTS, Parts, TrainerLayout, offloaded_bytes, trained_bytes, trainer_parts
+from coati_rl.memory.updates import add_sent_weights, update_size
 from coati_rl.plugins import is_plugin
 from coati_rl.torchrun import is_one_machine
-from coati_rl.transport.manifest import DEFAULT_BUCKET_BYTES
 from coati_rl.transport.rendezvous import CollectiveBackend
 from coati_rl.types import Device
 
@@ -25,7 +25,6 @@ from coati_rl.types import Device
 # to 364 MiB, producers with the fake engine 285 to 291. Without Ray those of bench/memory_forecast.py had 320 to 322.
 TRAINER_LIBRARIES = 360 * 2**20
 PYTHON_ENGINE_LIBRARIES = 285 * 2**20
-_SEGMENT_SETS = 2  # of shared memory, used in turns: `coati_rl.transport.segments`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,9 +113,7 @@ def trainer_memory(
         machine: the devices.
         has_several_micro_batches: in a step.
         kept_versions: of its weights in host memory.
-        backend: by which weights are sent to engines: a bucket is sent while the next one is filled, from a tensor that
-            is gathered whole, once in parts and once joined; where all is on the GPU its bytes are digested through two
-            pinned buffers. With ipc engines read them from segments on the trainer's GPU. None: nothing is sent.
+        backend: by which weights are sent to engines; None: nothing is sent.
     """
     tp, cp = config.parallel.tensor_parallel_size, config.parallel.context_parallel_size
     layout = _trainer_layout(config, machine.device, has_several_micro_batches=has_several_micro_batches)
@@ -141,8 +138,7 @@ def trainer_memory(
     if kept_versions:  # on data-parallel rank 0, or with FSDP2 each rank its part; a mean over ranks
         host["kept weights"] = kept_versions * parts["parameters"] // (1 if layout.is_fully_sharded else config.dp)
     if backend is not None:
-        whole = model_shape(models.policy).num_weights * item_bytes(layout.precision)
-        _add_sent_weights(parts, host, backend, layout, whole=whole, largest=shape.largest_tensor)
+        add_sent_weights(parts, host, backend, layout, update_size(config, models.policy, layout.precision))
     if not shape.is_known:
         parts.pop("activations", None)
     shared = _shared_base(adapters, shape, item_bytes(layout.precision))
@@ -179,31 +175,6 @@ def _unknown_parts(shape: ModelShape, layout: TrainerLayout) -> Iterator[str]:
         yield f"activations unknown, as the architecture is {shape.model_type}"
     if not layout.adam_moments:
         yield "the optimizer's states unknown, as --optimizer is your own"
-
-
-def _add_sent_weights(
-    parts: Parts, host: Parts, backend: CollectiveBackend, layout: TrainerLayout, *, whole: int, largest: int
-) -> None:
-    """Add what sending weights takes on the device and in host memory; see `trainer_memory`.
-
-    Args:
-        parts: on the device.
-        host: in host memory.
-        backend: by which weights are sent.
-        layout: of the trainers.
-        whole: bytes of the model.
-        largest: parameters of its largest tensor.
-    """
-    largest_bytes = largest * item_bytes(layout.precision)
-    if backend == "ipc":
-        senders = 1 if layout.is_fully_sharded else layout.pp
-        parts["sent weights"] = _SEGMENT_SETS * whole // senders
-        return
-    host["sent weights"] = buckets = 2 * DEFAULT_BUCKET_BYTES
-    if backend == "nccl":
-        parts["sent weights"] = buckets + 2 * largest_bytes
-    else:
-        host["sent weights"] += largest_bytes
 
 
 def _adapters_of(config: TrainingConfig, hf_config: Any, layout: TrainerLayout) -> AdapterShape | None:
@@ -291,10 +262,3 @@ def run_forecast(
         is_one_host=not config.cluster.master_address and is_one_machine(),
         takes_turns=config.takes_turns,
     )
-
-
-def shared_update(hf_config: Any, precision: str, backend: CollectiveBackend) -> Parts:
-    """Return the shared memory through which weights travel: two updates, used in turns."""
-    if backend != "shm":
-        return {}
-    return {"weights in shared memory": _SEGMENT_SETS * model_shape(hf_config).num_weights * item_bytes(precision)}

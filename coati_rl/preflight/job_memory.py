@@ -12,7 +12,6 @@ from coati_rl.config.offline_rules import check_offline
 from coati_rl.config.plan import resolve_precision
 from coati_rl.config.rules import check
 from coati_rl.config.server_rules import stages_on_host
-from coati_rl.memory.activations import item_bytes
 from coati_rl.memory.forecast import Forecast
 from coati_rl.memory.model_shape import model_shape
 from coati_rl.memory.run_engines import engine_memory
@@ -24,9 +23,9 @@ from coati_rl.memory.run_memory import (
     rl_micro_batch,
     run_forecast,
     scorer_memory,
-    shared_update,
     trainer_memory,
 )
+from coati_rl.memory.updates import shared_update, update_size
 from coati_rl.preflight.memory_check import MemoryCheck, host_memory, passes
 from coati_rl.preflight.resources import read_model_config
 from coati_rl.samples import Sample
@@ -90,9 +89,11 @@ def run_check(
         )
         engine = engine_memory(changed, hf_config, machine, backend, sequence_tokens=prompt + response)
         reward_models = reward_model_memory(changed, machine, of_rewards)
-        shared = shared_update(hf_config, resolve_precision(changed, machine.device), backend)
+        update = update_size(changed, hf_config, resolve_precision(changed, machine.device))
         scorers = scorer_memory(changed, models, size, machine)
-        return run_forecast(changed, machine, [trainer, engine, *scorers, *reward_models], shared=shared)
+        return run_forecast(
+            changed, machine, [trainer, engine, *scorers, *reward_models], shared=shared_update(update, backend)
+        )
 
     least = int(prompt_tokens or 1)
     return MemoryCheck(
@@ -164,7 +165,7 @@ def update_bytes(config: Config, hf_config: Any, device: Device) -> int:
     """Return the bytes of a weight update; 0 for an architecture that transformers cannot build."""
     if not is_buildable(hf_config):
         return 0
-    return model_shape(hf_config).num_weights * item_bytes(resolve_precision(config, device))
+    return update_size(config, hf_config, resolve_precision(config, device)).total
 
 
 def is_buildable(hf_config: Any) -> bool:

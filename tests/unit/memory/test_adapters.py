@@ -6,8 +6,11 @@ from transformers import LlamaConfig
 from coati_rl.config.cli import build_config
 from coati_rl.memory.activations import MicroBatchSize
 from coati_rl.memory.adapters import NF4_BYTES, adapter_shape
+from coati_rl.memory.run_engines import engine_memory
 from coati_rl.memory.run_memory import Machine, RunModels, trainer_memory
+from coati_rl.memory.updates import shared_update, update_size
 from coati_rl.model_files.adapter_files import AdapterSpec
+from coati_rl.transport.manifest import DEFAULT_BUCKET_BYTES
 
 H, F, K, LAYERS, V, RANK = 64, 160, 32, 3, 512, 4
 MODEL = LlamaConfig(
@@ -82,3 +85,20 @@ def test_a_base_in_4_bits_has_nine_sixteenths_of_a_byte_for_each_weight_of_a_lin
     others = 0 if precision == "fp32" else e * (BASE - quantized)  # of files in float32, a map of them
     assert process.parts["base"] == quantized * 9 // 16 + others
     assert process.shared == ({"base": e * (BASE - quantized)} if precision == "fp32" else {})
+
+
+def test_engines_that_get_adapters_alone_take_and_are_sent_these_in_float32():
+    def sent(device, sync, backend):
+        settings = {"lora_rank": RANK, "num_trainers": 1, "backend": "vllm", "lora_sync": sync, "precision": "bf16"}
+        config = build_config({"model": "m", "dataset": "d", **settings})
+        size, machine = update_size(config, MODEL, "bf16"), Machine(device=device, host_bytes=2**34)
+        models = RunModels(policy=MODEL)
+        trainer = trainer_memory(config, models, SIZE, machine, has_several_micro_batches=True, backend=backend)
+        engine = engine_memory(config, MODEL, machine, backend, sequence_tokens=1)
+        segments = shared_update(size, "shm")["weights in shared memory"]
+        where = trainer.parts if device == "cuda" else trainer.host
+        return size.total, segments, engine.shared.get("staging", 0), where["sent weights"] - 2 * DEFAULT_BUCKET_BYTES
+
+    assert sent("cpu", "merged", "gloo") == (2 * BASE, 4 * BASE, 2 * BASE, 2 * V * H)
+    assert sent("cpu", "adapter", "gloo") == (4 * ADAPTERS, 8 * ADAPTERS, 4 * ADAPTERS, 4 * RANK * F)
+    assert sent("cuda", "adapter", "nccl")[3] == 2 * 4 * RANK * F

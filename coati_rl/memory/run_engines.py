@@ -72,6 +72,8 @@ def engine_memory(
         given = named_values(sampling.engine_arg).get("kv_cache_memory_bytes")
         cache = cpu_cache_bytes(hf_config, settings, host_bytes=machine.host_bytes) if given is None else int(given)
         parts = cpu_engine_parts(shape, settings, cache_bytes=cache)
+    if on_gpu and config.takes_turns and config.lora.sent_adapter:  # the base, while the trainers have the GPU
+        host["offloaded"] = parts["parameters"]
     unknown = f"weights unknown, as --quantization is {sampling.quantization}" if settings.is_quantized else ""
     return ProcessMemory(
         name=ENGINE_RANK,

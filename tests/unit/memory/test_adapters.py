@@ -102,3 +102,11 @@ def test_engines_that_get_adapters_alone_take_and_are_sent_these_in_float32():
     assert sent("cpu", "merged", "gloo") == (2 * BASE, 4 * BASE, 2 * BASE, 2 * V * H)
     assert sent("cpu", "adapter", "gloo") == (4 * ADAPTERS, 8 * ADAPTERS, 4 * ADAPTERS, 4 * RANK * F)
     assert sent("cuda", "adapter", "nccl")[3] == 2 * 4 * RANK * F
+
+
+@pytest.mark.parametrize(("sync", "num_bytes"), [("merged", 0), ("adapter", 2 * BASE)])
+def test_in_turns_a_host_has_the_base_of_engines_on_gpus_that_get_adapters_alone(sync, num_bytes):
+    settings = {"lora_rank": RANK, "num_trainers": 2, "backend": "vllm", "lora_sync": sync, "colocate": True}
+    config = build_config({"model": "m", "dataset": "d", **settings})
+    engine = engine_memory(config, MODEL, Machine(device="cuda", host_bytes=2**34), "shm", sequence_tokens=1)
+    assert engine.host.get("offloaded", 0) == num_bytes

@@ -14,7 +14,15 @@ from coati_rl.memory.context import context_share, gathered_key_bytes
 from coati_rl.memory.distillation import teacher_loss_bytes
 from coati_rl.memory.forecast import Forecast, ProcessMemory
 from coati_rl.memory.model_shape import ModelShape, model_shape
-from coati_rl.memory.trainer import ADAM_MOMENTS, Parts, TrainerLayout, offloaded_bytes, trained_bytes, trainer_parts
+from coati_rl.memory.trainer import (
+    ADAM_MOMENTS,
+    FrozenModel,
+    Parts,
+    TrainerLayout,
+    offloaded_bytes,
+    trained_bytes,
+    trainer_parts,
+)
 from coati_rl.memory.updates import add_sent_weights, update_size
 from coati_rl.plugins import is_plugin
 from coati_rl.torchrun import is_one_machine
@@ -121,12 +129,13 @@ def trainer_memory(
     adapters = _adapters_of(config, models.policy, layout)
     layout = replace(layout, adapters=adapters, gathered_keys=gathered_key_bytes(shape, size, cp, machine.device))
     size = context_share(size, cp)
-    held, away = _frozen_bytes(config, models, layout)
-    parts = trainer_parts(shape, size, layout, scoring_bytes=max(away, default=0))
-    parts["frozen models"] = parts.get("frozen models", 0) + sum(held) + models.adapter_copies * parts["parameters"]
+    frozen = _frozen_models(config, models, layout)
+    held, away = (sum(each.num_bytes for each in frozen if each.is_away == is_away) for is_away in (False, True))
+    parts = trainer_parts(shape, size, layout, scored=frozen)
+    parts["frozen models"] = parts.get("frozen models", 0) + held + models.adapter_copies * parts["parameters"]
     of_teacher = teacher_loss_bytes(config, models.frozen.get("teacher"), size, layout.precision, machine.device)
     parts["teacher's loss"] = of_teacher
-    elsewhere = sum(away) + (sum(held) if layout.takes_turns else 0) + offloaded_bytes(shape, size, layout)
+    elsewhere = away + (held if layout.takes_turns else 0) + offloaded_bytes(shape, size, layout)
     if models.critic is not None:  # its activations are there when the policy's are not
         critic = model_shape(models.critic, tensor_parallel_size=tp, has_scalar_head=True)
         of_critic = replace(layout, adapters=_adapters_of(config, models.critic, layout))
@@ -157,16 +166,15 @@ def _shared_base(adapters: AdapterShape | None, shape: ModelShape, e: int) -> Pa
     return {"base": adapters.whole_weights(shape) * e} if adapters and adapters.is_base_shared else {}
 
 
-def _frozen_bytes(config: TrainingConfig, models: RunModels, layout: TrainerLayout) -> tuple[list[int], list[int]]:
-    """Return the weights of each frozen model on a rank: of those that stay on its device, and of those that do not."""
-    shards = layout.dp if layout.is_fully_sharded else layout.pp
-    held, away = list[int](), list[int]()
+def _frozen_models(config: TrainingConfig, models: RunModels, layout: TrainerLayout) -> list[FrozenModel]:
+    """Return the frozen models on a rank."""
+    shards, found = layout.dp if layout.is_fully_sharded else layout.pp, list[FrozenModel]()
     for role, hf_config in models.frozen.items():
         if role not in remote_models(config):
             shape = model_shape(hf_config, tensor_parallel_size=config.parallel.tensor_parallel_size)
-            weights = shape.num_weights * item_bytes(layout.precision) // shards
-            (away if role in offloaded(config) else held).append(weights)
-    return held, away
+            num_bytes = shape.num_weights * item_bytes(layout.precision) // shards
+            found.append(FrozenModel(shape=shape, num_bytes=num_bytes, is_away=role in offloaded(config)))
+    return found
 
 
 def _unknown_parts(shape: ModelShape, layout: TrainerLayout) -> Iterator[str]:

@@ -5,6 +5,7 @@ computed and all activations are kept; the end of its backward, when gradients o
 gradients over ranks; and the optimizer's step. The forecast is the largest of them. Bytes throughout.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coati_rl.memory.activations import (
@@ -61,25 +62,29 @@ class TrainerLayout:
         return self.plugin == "fsdp2"
 
 
-def trainer_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout, *, scoring_bytes: int = 0) -> Parts:
-    """Return the largest rank's memory of a step.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenModel:
+    """Hold a frozen model that a rank scores with."""
+
+    shape: ModelShape  # of a tensor-parallel rank's part
+    num_bytes: int  # of its weights on this rank
+    is_away: bool = False  # they are on the device while it scores, and at no other time
+
+
+def trainer_parts(
+    shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout, *, scored: Sequence[FrozenModel] = ()
+) -> Parts:
+    """Return the largest rank's memory of a step, without the weights of frozen models that are always there.
 
     Args:
         shape: of a tensor-parallel rank's part of the model.
         size: of the largest micro-batch.
         layout: of the trainers.
-        scoring_bytes: weights of the largest frozen model that is on the device while it scores, and at no other time.
+        scored: frozen models, of any size, which score micro-batches one after the other.
     """
     moments = _moments(shape, size, layout)
-    if scoring_bytes:
-        moments.append(
-            {name: moments[0][name] for name in _HELD if name in moments[0]}
-            | {
-                "frozen models": scoring_bytes,
-                "activations": layer_bytes(shape, size, layout.precision, layout.device),
-                "LM head": head_bytes(shape, size, layout.precision, layout.device, is_trained=False),
-            }
-        )
+    held = {name: moments[0][name] for name in _HELD if name in moments[0]}
+    moments += [held | parts for model in scored for parts in _scoring_parts(model, size, layout)]
     largest = max(moments, key=lambda each: sum(each.values()))
     # FSDP2's processes on the CPU return to the system what they free: `consumer.environment`.
     if layout.device == "cpu" and layout.adapters is not None and not layout.is_fully_sharded:
@@ -91,6 +96,19 @@ def trainer_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout
         kept = moments[1]["activations"]
         largest[HEAP] = heap_bytes(shape, size, layout.precision, kept=kept, layers=layers)
     return largest
+
+
+def _scoring_parts(model: FrozenModel, size: MicroBatchSize, layout: TrainerLayout) -> list[Parts]:
+    """Return what a frozen model takes in its layers, and in its LM head: one layer's activations, the last output."""
+    shape, away = model.shape, {"frozen models": model.num_bytes} if model.is_away else {}
+    root, layer = _gathered_bytes(shape, layout) if layout.is_fully_sharded else (0, 0)
+    activations = layer_bytes(shape, size, layout.precision, layout.device)
+    output = layer_input_bytes(shape, size, layout.precision)
+    head = head_bytes(shape, size, layout.precision, layout.device, is_trained=False)
+    return [
+        {**away, "activations": activations, "gathered": root + 3 * layer},
+        {**away, "activations": output, "LM head": head, "gathered": root},
+    ]
 
 
 def trained_bytes(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> int:
@@ -196,6 +214,12 @@ def _kept_bytes(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout, 
     )
 
 
+def _gathered_bytes(shape: ModelShape, layout: TrainerLayout) -> tuple[int, int]:
+    """Return what FSDP2 gathers outside of the decoder layers, and of one of them; no experts of other ranks."""
+    layer, e = shape.layer_weights - shape.expert_weights * (layout.ep - 1) // layout.ep, item_bytes(layout.precision)
+    return shape.root_weights * e, layer * e
+
+
 def _sharded_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayout) -> list[Parts]:
     """Return the parts at each moment of a step with FSDP2.
 
@@ -214,9 +238,8 @@ def _sharded_parts(shape: ModelShape, size: MicroBatchSize, layout: TrainerLayou
     if adapters is not None:
         held["base"] = -(-adapters.base_bytes(shape.num_weights, layers, e) // layout.dp)
     before = shard if layout.has_several_micro_batches else 0
-    # Experts of other ranks are not gathered.
-    of_layer, of_root = shape.layer_weights - shape.expert_weights * (layout.ep - 1) // layout.ep, shape.root_weights
-    gathered_root, gathered_layer = of_root * e, of_layer * e
+    gathered_root, gathered_layer = _gathered_bytes(shape, layout)
+    of_layer, of_root = gathered_layer // e, gathered_root // e
     head_gradient = FLOAT32 * shape.vocabulary * shape.hidden if adapters is None else 0
     kept = _kept_bytes(shape, size, layout, layers)
     gloo_copy = FLOAT32 if layout.device == "cpu" else 0

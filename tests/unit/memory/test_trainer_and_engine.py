@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from coati_rl.memory.activations import MicroBatchSize, head_bytes, kept_bytes
+from coati_rl.memory.activations import MicroBatchSize, head_bytes, kept_bytes, layer_bytes
 from coati_rl.memory.engine import (
     EngineSettings,
     cpu_cache_bytes,
@@ -14,7 +14,14 @@ from coati_rl.memory.engine import (
 )
 from coati_rl.memory.forecast import Forecast, ProcessMemory, gib
 from coati_rl.memory.model_shape import ModelShape
-from coati_rl.memory.trainer import BUCKET_BYTES, TrainerLayout, offloaded_bytes, trained_bytes, trainer_parts
+from coati_rl.memory.trainer import (
+    BUCKET_BYTES,
+    FrozenModel,
+    TrainerLayout,
+    offloaded_bytes,
+    trained_bytes,
+    trainer_parts,
+)
 from consumer.parallel.gradient_reduction import BUCKET_ELEMENTS
 
 SHAPE = ModelShape(
@@ -90,9 +97,29 @@ def test_an_offloaded_optimizer_is_there_in_its_step():
 
 
 def test_a_model_that_scores_alone_counts_where_it_is_more_than_a_step():
-    small, large = (trainer_parts(SHAPE, SIZE, TrainerLayout(precision="fp32"), scoring_bytes=n) for n in (1, 10**9))
+    models = [FrozenModel(shape=SHAPE, num_bytes=n, is_away=True) for n in (1, 10**9)]
+    small, large = (trainer_parts(SHAPE, SIZE, TrainerLayout(precision="fp32"), scored=[each]) for each in models)
     assert small == trainer_parts(SHAPE, SIZE, TrainerLayout(precision="fp32"))
     assert large["frozen models"] == 10**9 and large["parameters"] == 4 * WEIGHTS and "backward" not in large
+
+
+@pytest.mark.parametrize(
+    ("layout", "gathered"),
+    [
+        (TrainerLayout(precision="bf16", plugin="fsdp2", dp=8), 2 * (4_000_000 + 3 * 500_000)),
+        (TrainerLayout(precision="bf16", dp=8), 0),
+    ],
+)
+def test_a_larger_model_that_scores_takes_its_own_layers_activations_and_what_fsdp2_gathers_of_it(layout, gathered):
+    teacher = replace(
+        SHAPE, hidden=400, queries=400, intermediate=4000, layer_weights=500_000, embedding_weights=4_000_000 - 8
+    )
+    parts = trainer_parts(SHAPE, SIZE, layout, scored=[FrozenModel(shape=teacher, num_bytes=10**7)])
+    assert parts["activations"] == layer_bytes(teacher, SIZE, "bf16", "cpu")
+    assert parts["gathered"] == gathered
+    assert "frozen models" not in parts, "it is always there"
+    own = FrozenModel(shape=SHAPE, num_bytes=10**7)
+    assert trainer_parts(SHAPE, SIZE, layout, scored=[own]) == trainer_parts(SHAPE, SIZE, layout)
 
 
 def test_recomputed_activations_take_less_and_grow_with_tokens():

@@ -1,18 +1,20 @@
-"""Read how much memory this machine has for a run: what is available, at most the container's limit."""
+"""Read how much memory this machine has for a run: in total and available, at most the container's limit."""
 
 import os
 import re
 from pathlib import Path
 
+_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _NO_LIMIT = 2**60  # bytes; version 1 of control groups has numbers near 2^63 for none
 
 
-def total_bytes() -> int:
-    """Return the machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def total_bytes(*, proc: Path = _PROC, groups: Path = _GROUPS) -> int:
+    """Return the machine's memory, or the least limit of this process's control groups; see `available_bytes`."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(_limit(group) for group in _own_groups(proc, groups))])
 
 
-def available_bytes(*, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+def available_bytes(*, proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
     """Return what new processes can take without swapping, bytes; None where the system does not say.
 
     That is the kernel's MemAvailable, or what the limit of this process's control group, or of one above it, leaves:
@@ -51,11 +53,16 @@ def _own_groups(proc: Path, groups: Path) -> list[Path]:
 
 def _left(group: Path) -> int:
     """Return what a group's limit leaves, bytes."""
-    limit = _number(group, "memory.max", "memory.limit_in_bytes")
-    used = _number(group, "memory.current", "memory.usage_in_bytes")
-    if limit is None or used is None or limit > _NO_LIMIT:
+    limit, used = _limit(group), _number(group, "memory.current", "memory.usage_in_bytes")
+    if used is None or limit == _NO_LIMIT:
         return _NO_LIMIT
     return max(0, limit - used + _reclaimable(group))
+
+
+def _limit(group: Path) -> int:
+    """Return a group's limit, bytes."""
+    limit = _number(group, "memory.max", "memory.limit_in_bytes")
+    return _NO_LIMIT if limit is None else min(limit, _NO_LIMIT)
 
 
 def _number(group: Path, *names: str) -> int | None:

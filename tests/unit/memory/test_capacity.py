@@ -61,6 +61,17 @@ def test_in_a_container_the_groups_root_is_the_processs_own(machine):
     assert machine("0::/host/path/of/the/container\n", files) == 4
 
 
+@pytest.mark.parametrize(
+    ("line", "path"), [("0::/job/step\n", "job/memory.max"), ("4:memory:/box\n", "memory/box/memory.limit_in_bytes")]
+)
+def test_the_memory_of_a_container_is_its_limit(machine, tmp_path, line, path):
+    where = {"proc": tmp_path / "proc", "groups": tmp_path / "groups"}
+    machine(line, {path: f"{GIB}\n", "job/step/memory.max": "max\n"})
+    assert total_bytes(**where) == GIB
+    (tmp_path / "groups" / path).write_text("9223372036854771712\n")
+    assert total_bytes(**where) == total_bytes(proc=tmp_path / "no groups") > GIB
+
+
 def test_this_machine_has_memory():
     available = available_bytes()
     assert available is not None and 0 < available <= total_bytes()

@@ -15,7 +15,7 @@ from coati_rl.config.absolute_paths import with_absolute_paths
 from coati_rl.config.fields import role_of
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
-from coati_rl.model_files.config import read_config
+from coati_rl.model_files.config import read_config, setting
 
 Job = TypeVar("Job", bound=TrainingConfig)
 
@@ -126,4 +126,4 @@ def _has_own_head(directory: Path) -> bool:
 
 def _shape(directory: Path, where: str) -> dict[str, Any]:
     model = read_config(directory, where).get_text_config()
-    return {name: getattr(model, name, None) for name in _SHAPE}
+    return {name: setting(model, name) for name in _SHAPE}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from coati_rl.memory.model_shape import ModelShape
+from coati_rl.memory.model_shape import ModelShape, head_sizes
 from coati_rl.memory.trainer import Parts
 
 _MIN_KV_CACHE_BYTES = 2**27
@@ -24,8 +24,7 @@ class EngineSettings:
 
 def token_bytes(hf_config: Any, settings: EngineSettings) -> int:
     """Return the keys and values of a token over all layers, on one rank: 2 * layers * key heads * head size."""
-    head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads
-    num_keys = getattr(hf_config, "num_key_value_heads", None) or hf_config.num_attention_heads
+    _, num_keys, head_dim = head_sizes(hf_config)
     per_rank = max(1, num_keys // settings.tensor_parallel_size)
     return int(2 * hf_config.num_hidden_layers * per_rank * head_dim * (4 if settings.precision == "fp32" else 2))
 

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from coati_rl.config.model import PACKED_ATTENTION, ROUTED
+from coati_rl.model_files.config import of_layers
 
 _UNIFORM = PACKED_ATTENTION - ROUTED  # all layers have the same parameters, and each token passes all of them
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)$")
@@ -119,9 +120,8 @@ def _shape(config_json: str, tensor_parallel_size: int, has_scalar_head: bool, c
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     sizes = _parameters(config_json).sizes
     cut = functools.partial(_cut, config, tensor_parallel_size, cuts_all)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    num_heads = config.num_attention_heads // tensor_parallel_size
-    num_keys = (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) // tensor_parallel_size
+    num_heads, num_keys, head_dim = head_sizes(config)
+    num_heads, num_keys = num_heads // tensor_parallel_size, num_keys // tensor_parallel_size
     of_layer: dict[int, int] = {}
     experts = list[tuple[int, tuple[int, ...]]]()  # of each tensor: parameters on this rank, and its whole shape
     gates = embedding = head = other = 0
@@ -139,7 +139,7 @@ def _shape(config_json: str, tensor_parallel_size: int, has_scalar_head: bool, c
         else:
             other += count
     layers, routed = max(1, len(of_layer)), getattr(config, "num_experts_per_tok", None) or 0
-    dense = getattr(config, "intermediate_size", 4 * config.hidden_size) // tensor_parallel_size
+    dense = (of_layers(config, "intermediate_size") or 4 * config.hidden_size) // tensor_parallel_size
     return ModelShape(
         model_type=config.model_type,
         hidden=config.hidden_size,
@@ -163,6 +163,13 @@ def _shape(config_json: str, tensor_parallel_size: int, has_scalar_head: bool, c
         has_shared_gate=any("shared_expert_gate" in name for name in sizes),
         active_weights=sum(_active(config, name, shape) for name, shape in sizes.items()),
     )
+
+
+def head_sizes(hf_config: Any) -> tuple[int, int, int]:
+    """Return a layer's query heads, its key heads, and the size of a head."""
+    num_heads = of_layers(hf_config, "num_attention_heads") or hf_config.num_attention_heads
+    num_keys = of_layers(hf_config, "num_key_value_heads") or num_heads
+    return num_heads, num_keys, of_layers(hf_config, "head_dim") or hf_config.hidden_size // num_heads
 
 
 class _Parameters(NamedTuple):

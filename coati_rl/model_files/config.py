@@ -40,6 +40,20 @@ def _read(directory: Path, mtime_ns: int, size: int) -> Any:
     return AutoConfig.from_pretrained(directory, trust_remote_code=False)
 
 
+def setting(hf_config: Any, name: str) -> Any:
+    """Return a setting by name, a list of those of all decoder layers where these differ; None: there is none."""
+    try:
+        return getattr(hf_config, name, None)
+    except RuntimeError:  # transformers' answer for a config whose layers differ, as Gemma 4's do
+        return [getattr(each, name, None) for each in hf_config.per_layer_config]
+
+
+def of_layers(hf_config: Any, name: str) -> Any:
+    """Return a setting of decoder layers, the largest one where they differ; None: there is none."""
+    value = setting(hf_config, name)
+    return max(filter(None, value), default=None) if isinstance(value, list | tuple) else value
+
+
 def quantization_method(config: Any) -> str | None:
     """Return the name of the quantisation that config.json declares, None if it declares none."""
     for each in (config, config.get_text_config()):

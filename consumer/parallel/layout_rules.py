@@ -12,6 +12,7 @@ from typing import Any
 from coati_rl.config.model import PACKED_ATTENTION, ROUTED
 from coati_rl.config.training import TrainingConfig
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.config import of_layers
 
 # Sharded by output features, sharded by input features, and replicated with the gradient summed over ranks.
 TP_STYLES = frozenset({"colwise", "rowwise", "replicated_with_grad_allreduce"})
@@ -120,7 +121,7 @@ def _experts_problem(ep: int, hf_config: Any, *, is_policy: bool) -> str | None:
     model = hf_config.get_text_config()
     if model.model_type not in ROUTED:
         return f"the architecture {model.model_type} has no experts; use --expert-parallel 1" if is_policy else None
-    number = next(size for name in _NUM_EXPERTS if isinstance(size := getattr(model, name, None), int))
+    number = next(size for name in _NUM_EXPERTS if isinstance(size := of_layers(model, name), int))
     return f"must divide num_experts {number}; use --expert-parallel {math.gcd(ep, number)}" if number % ep else None
 
 
@@ -129,7 +130,7 @@ def _sizes_problem(tp: int, hf_config: Any) -> str | None:
     model = hf_config.get_text_config()
     has_experts = EXPERTS in (getattr(model, _TP_PLAN, None) or {}).values()
     names = (*_CUT_SIZES, *(_NUM_EXPERTS if has_experts else ()))
-    sizes = {name: size for name in names if isinstance(size := getattr(model, name, None), int)}
+    sizes = {name: size for name in names if isinstance(size := of_layers(model, name), int)}
     broken = [f"{name} {size}" for name, size in sizes.items() if size % tp]
     if not broken:
         return None

@@ -3,7 +3,12 @@
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from coati_rl.checkpoint.resumed_run import check_shape
+from coati_rl.config.cli import build_config
+from coati_rl.memory.engine import EngineSettings, token_bytes
 from coati_rl.memory.model_shape import model_shape
+from coati_rl.model_files.config import setting
+from consumer.parallel.layout_rules import check_layout
 
 SIZES = {
     "vocab_size": 96,
@@ -51,3 +56,24 @@ def test_a_scalar_head_takes_the_place_of_the_vocabulary():
     language, scalar = model_shape(config), model_shape(config, has_scalar_head=True)
     assert language.num_weights - scalar.num_weights == 95 * 64
     assert scalar.vocabulary == 1 and not scalar.is_tied
+
+
+def test_models_whose_layers_differ_are_counted_with_their_largest_heads_and_mlps():
+    gemma4, gemma3n = (AutoConfig.for_model(name) for name in ("gemma4_text", "gemma3n_text"))
+    assert {each.head_dim for each in gemma4.per_layer_config} == {256, 512}
+    shape = model_shape(gemma4)
+    assert (shape.queries, shape.keys, shape.intermediate) == (8 * 512, 4 * 512, 9216)
+    assert setting(gemma4, "head_dim")[:6] == [256] * 5 + [512] and setting(gemma4, "hidden_size") == 2304
+    settings = EngineSettings(precision="bf16", tensor_parallel_size=1, max_model_len=8, max_num_seqs=1, block_size=16)
+    assert token_bytes(gemma4, settings) == 2 * 30 * 4 * 512 * 2
+    assert model_shape(gemma3n).intermediate == 16384
+    assert model_shape(AutoConfig.for_model("gpt_neo")).intermediate == 4 * 2048, "its config says None"
+
+
+@pytest.mark.parametrize("name", ["gemma4_text", "llama"])
+def test_a_layout_and_a_resumed_run_read_the_sizes_of_models_whose_layers_differ(name, tmp_path):
+    config = AutoConfig.for_model(name)
+    config.save_pretrained(tmp_path)
+    layout = build_config({"model": str(tmp_path), "dataset": "d", "num_trainers": 1})
+    check_layout(layout, config)
+    check_shape(layout, tmp_path)

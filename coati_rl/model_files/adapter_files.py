@@ -35,6 +35,8 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "layer_replication": (None, []),
     "trainable_token_indices": (None, []),
     "alora_invocation_tokens": (None, []),
+    # Others, PiSSA and OLoRA among them, begin by changing the base's weights, which the files do not hold.
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "mica"),
 }
 
 

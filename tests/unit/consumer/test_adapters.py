@@ -241,7 +241,7 @@ def test_values_that_are_not_finite_are_refused(model_dir: Path, adapter_of: Cal
     [
         ({"use_dora": True}, "has use_dora True, which is not computed here"),
         ({"rank_pattern": {"gate": 8}, "target_parameters": ["down_proj"]}, "has rank_pattern .*target_parameters"),
-        ({"bias": "all"}, "has bias 'all'"),
+        ({"bias": "all", "init_lora_weights": "pissa"}, "has bias 'all', init_lora_weights 'pissa', which is not"),
         ({"target_modules": ".*proj"}, "is a pattern"),
         ({"r": None}, "is no LoRA adapter that can be read"),
     ],

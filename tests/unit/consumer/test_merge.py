@@ -75,7 +75,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tup
     [
         {},
         {"use_rslora": True, "target_modules": ["q_proj", "down_proj"]},
-        {"lora_alpha": 3, "target_modules": ["layers.1.self_attn.v_proj"]},
+        {"lora_alpha": 3, "target_modules": ["layers.1.self_attn.v_proj"], "init_lora_weights": "orthogonal"},
     ],
     ids=["all", "rslora", "one-layer"],
 )

@@ -64,8 +64,8 @@ def merge_adapter(
         raise ConfigError(f"{where}: holds no adapter; give a directory with adapter_config.json")
     found = read_adapter(adapter, where)
     check_base(adapter, base, where)
-    infos, untied = _check_fit(base, found, where)
-    tensors = MergedTensors(base, found, infos, dtype, where, copies=untied)
+    infos, of_base, untied = _check_fit(base, found, where)
+    tensors = MergedTensors(base, found, infos, of_base, dtype, where, copies=untied)
     partial = out.with_name(f".{out.name}.partial")
     with weight_disk_errors(out, "model"):
         try:
@@ -73,7 +73,7 @@ def merge_adapter(
             partial.mkdir(parents=True)
             num_files = write_weights(partial, tensors, max_file_bytes)
             write_settings(partial, base, found, dtype, is_untied=bool(untied))
-            proof = prove(partial, base, found, where=where)
+            proof = prove(partial, base, found, tensors.names, where=where)
             publish(partial, out)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -82,8 +82,8 @@ def merge_adapter(
 
 def _check_fit(
     base: Path, adapter: AdapterDirectory, where: str
-) -> tuple[tuple[ParameterInfo, ...], Mapping[str, str]]:
-    """Return what an adapter's tensors are, and which weight is made of which one; see `untie_lm_head`.
+) -> tuple[tuple[ParameterInfo, ...], tuple[ParameterInfo, ...], Mapping[str, str]]:
+    """Return an adapter's tensors, its base's parameters, and which one is made of which one; see `untie_lm_head`.
 
     Raises: ConfigError unless they are those of adapters of the base.
     """
@@ -108,7 +108,7 @@ def _check_fit(
     saved = {*adapter.spec.saved_modules, *(("score",) if has_score else ())}
     expected = (*factors, *(info for info in infos if info.name.split(".")[-2] in saved))
     check_tensors(adapter.directory, where, expected, model=f"the {named}")
-    return expected, untied
+    return expected, infos, untied
 
 
 def _check_head(adapter: AdapterDirectory, where: str, *, is_tied: bool) -> None:

@@ -6,7 +6,7 @@ there are two bounds: 1e-4 nats to the base whose adapted weights are rounded in
 differs; and on average rounding may change half as much as the adapter does: else most of training would be lost.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,18 +43,20 @@ class Proof:
     is_zero: bool  # the adapter changes no weight
 
 
-def prove(merged: Path, base: Path, adapter: AdapterDirectory, *, where: str) -> Proof:
+def prove(merged: Path, base: Path, adapter: AdapterDirectory, names: Mapping[str, str], *, where: str) -> Proof:
     """Compare the model of a directory with a base with an adapter.
 
     Args:
         merged: directory of the merged model.
         base: of the model without the adapter.
         adapter: of the base.
+        names: of the merged model's tensors by the parameters that they are, or are parts of.
         where: what named the adapter, for messages.
     Raises: RunError if they differ by more than the bound, or the merged model is the base; ConfigError if rounding has
         changed more than the adapter.
     """
-    dtypes = {name: each.meta.dtype for name, each in read_stored(merged, f"model {merged}").items()}
+    stored = read_stored(merged, f"model {merged}")
+    dtypes = {name: stored[each].meta.dtype for name, each in names.items() if each in stored}
     found = _outputs(_load(merged, adapter))
     model = _load(base, adapter)
     adapters = _attach(model, adapter)

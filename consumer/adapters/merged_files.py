@@ -1,8 +1,9 @@
 """Write the files of a model with a merged adapter: weights tensor by tensor, settings and tokenizer."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class MergedTensors:
         base: Path,
         adapter: AdapterDirectory,
         infos: Sequence[ParameterInfo],
+        of_base: Sequence[ParameterInfo],
         dtype: torch.dtype | None,
         where: str,
         copies: Mapping[str, str],
@@ -48,32 +50,41 @@ class MergedTensors:
             base: directory of the model.
             adapter: of it.
             infos: the adapter's tensors.
+            of_base: the base's parameters.
             dtype: of all floating-point tensors; None: that of the base's files.
             where: what named the adapter, for messages.
-            copies: the weight that another one is made of, where the base's files do not have it, by its name.
+            copies: the parameter that another one is made of, where the base's files do not have it, by its name.
         Raises: ConfigError if files are damaged, or lack a weight that the adapter changes.
         """
         self._scale, self._where = adapter.spec.scale, f"base {base}"
         self._stored = read_stored(base, self._where)
         if adapter.has_scalar_head:
             self._stored = {name: each for name, each in self._stored.items() if not name.endswith(HEAD)}
-        self._sources = {name: each for name, each in copies.items() if name not in self._stored}
+        held = _in_files(of_base, self._stored)
+        # Of files' tensors, or their first parts, by parameter.
+        self.names = {name: next(info.saved.entries())[0] for name, info in held.items()}
+        copied = {self.names[name]: self.names[each] for name, each in copies.items()}
+        self._sources = {name: each for name, each in copied.items() if name not in self._stored}
         self._stored |= {name: self._stored[each] for name, each in self._sources.items() if each in self._stored}
         tensors = read_start(adapter.directory, infos)
         end = f".{FACTORS[0]}.weight"
         layers = [name.removesuffix(end) for name in tensors if name.endswith(end)]
-        self.factors = {layer: tuple(tensors.pop(f"{layer}.{factor}.weight") for factor in FACTORS) for layer in layers}
-        self._whole = tensors  # trained in full, in place of the base's or, like a scalar head, beside them
-        if missing := [layer for layer in layers if f"{layer}.weight" not in self._stored]:
+        self.factors = {  # by the weight's name in the base's files
+            self.names[f"{layer}.weight"]: tuple(tensors.pop(f"{layer}.{factor}.weight") for factor in FACTORS)
+            for layer in layers
+        }
+        # Trained in full, in place of the base's or, like a scalar head, beside them.
+        self._whole = {key: part for name, each in tensors.items() for key, part in held[name].saved.split(each)}
+        if missing := [name for name in self.factors if name not in self._stored]:
             raise ConfigError(
-                f"{where}: changes {missing[0]}, and the files of the base {base} have no {missing[0]}.weight; save "
-                "the base with transformers' save_pretrained"
+                f"{where}: changes {missing[0]}, which the files of the base {base} do not have; save the base with "
+                "transformers' save_pretrained"
             )
         self._check_base_weights(adapter, where)
         found = [each.meta.dtype for each in self._stored.values() if each.meta.is_floating_point()]
         usual = max(found, key=found.count)
         metas = {name: each.meta for name, each in self._stored.items()}
-        metas |= {name: each.to("meta", usual) for name, each in tensors.items() if name not in metas}
+        metas |= {name: each.to("meta", usual) for name, each in self._whole.items() if name not in metas}
         self.metas = {  # what is written, by name
             name: each.to(dtype) if dtype is not None and each.is_floating_point() else each
             for name, each in metas.items()
@@ -83,7 +94,7 @@ class MergedTensors:
         """Raise ConfigError if the adapter holds a weight of the base that is not the one of its files."""
         with safe_open(adapter.directory / WEIGHTS_FILE, "pt") as file:
             for name in (each for each in adapter.shapes if each.endswith(BASE_WEIGHT)):
-                layer = f"{name.removesuffix(BASE_WEIGHT)}.weight"
+                layer = self.names[f"{name.removesuffix(BASE_WEIGHT)}.weight"]
                 with tensors_of(self._stored[layer].file, self._where) as opened:
                     own = opened.get_tensor(self._sources.get(layer, layer))
                 if not torch.equal(file.get_tensor(f"{PREFIX}{name}").to(own.dtype), own):
@@ -105,8 +116,8 @@ class MergedTensors:
         return found
 
     def _merged(self, name: str, weight: Tensor) -> Tensor:
-        dtype, factors = self.metas[name].dtype, self.factors.get(name.removesuffix(".weight"))
-        if factors is None or not name.endswith(".weight"):
+        dtype, factors = self.metas[name].dtype, self.factors.get(name)
+        if factors is None:
             return weight.to(dtype)
         return with_product(weight, *factors, scale=self._scale, dtype=dtype)
 
@@ -172,6 +183,11 @@ def _classifier_settings(directory: Path, base: Path) -> dict[str, Any]:
         )
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     return {"architectures": [kind.__name__], "pad_token_id": pad, **labels}
+
+
+def _in_files(infos: Sequence[ParameterInfo], files: Container[str]) -> dict[str, ParameterInfo]:
+    """Return parameters by name, as files hold them: under their own names, or else as transformers saves them."""
+    return {info.name: replace(info, stored=None) if info.name in files else info for info in infos}
 
 
 def _parts(metas: Mapping[str, Tensor], max_bytes: int) -> Iterator[list[str]]:

@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from consumer.adapters.merge import merge_adapter
 from consumer.backend import Backend
 from consumer.parallel.single_process import SingleProcess
+from tests.adapter_dirs import save_adapter
 from tests.backends import backend_config
 
 SIZES = {
@@ -22,6 +26,11 @@ GEMMA_4 = {
 VISION = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14,
+}  # fmt: skip
+
+GEMMA_3 = {
+    "text_config": {**SIZES, "vocab_size": 300}, "vision_config": VISION, "mm_tokens_per_image": 4,
+    "image_token_index": 290, "boi_token_index": 291, "eoi_token_index": 292,
 }  # fmt: skip
 
 
@@ -47,8 +56,7 @@ def logprobs(model: PreTrainedModel) -> torch.Tensor:
     [
         ("gemma4_text", GEMMA_4),
         ("apertus", {name: value for name, value in SIZES.items() if name not in ("head_dim", "layer_types")}),
-        ("gemma3", {"text_config": {**SIZES, "vocab_size": 300}, "vision_config": VISION, "mm_tokens_per_image": 4,
-                    "image_token_index": 290, "boi_token_index": 291, "eoi_token_index": 292}),
+        ("gemma3", GEMMA_3),
     ],
 )  # fmt: skip
 def test_a_checkpoint_has_all_that_the_model_s_files_have_and_can_be_trained_on(
@@ -65,3 +73,22 @@ def test_a_checkpoint_has_all_that_the_model_s_files_have_and_can_be_trained_on(
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "step-1", dtype=torch.float32).eval()
     assert torch.equal(logprobs(found), logprobs(model))
     Backend(backend_config(tmp_path / "step-1"), SingleProcess(device=torch.device("cpu")))
+
+
+def names(directory: Path) -> set[str]:
+    with safe_open(directory / "model.safetensors", "pt") as file:
+        return {*file.keys()}
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["down_proj", "lm_head"]], ids=["all", "head"])
+def test_an_adapter_of_a_language_model_within_another_is_merged_under_the_names_of_its_files(
+    tmp_path: Path, targets: str | list[str]
+) -> None:
+    base, adapter, out = (tmp_path / name for name in ("base", "adapter", "out"))
+    model = saved(base, AutoConfig.for_model("gemma3", **GEMMA_3))
+    save_adapter(adapter, model, target_modules=targets)
+    right = logprobs(PeftModel.from_pretrained(model, adapter).eval())
+    merge_adapter(base, adapter, out, where="ADAPTER")
+    torch.testing.assert_close(logprobs(AutoModelForCausalLM.from_pretrained(out).eval()), right, rtol=0, atol=1e-5)
+    own_head = {"language_model.lm_head.weight"} if "lm_head" in targets else set()
+    assert names(out) == names(base) | own_head

@@ -13,7 +13,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from coati_rl.checkpoint.tokenizer_files import TEMPLATE_FILE, TEMPLATES_DIR, read_tokenizer_files, write_files
+from coati_rl.checkpoint.tokenizer_files import (
+    OF_PROCESSOR,
+    OLD_TEMPLATE_FILE,
+    TEMPLATE_FILE,
+    is_template,
+    read_tokenizer_files,
+    write_files,
+)
 from coati_rl.disk import flush
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.adapted_layers import FACTORS
@@ -162,10 +169,11 @@ def write_settings(
 
 def _tokenizer_files(base: Path, adapter: Path) -> dict[str, bytes]:
     files, own = read_tokenizer_files(base), read_tokenizer_files(adapter)
-    templates = {name for name in own if name == TEMPLATE_FILE or name.startswith(f"{TEMPLATES_DIR}/")}
     if _TOKENIZERS & own.keys():
-        return own
-    return files | {name: own[name] for name in templates}
+        return {name: each for name, each in files.items() if name.endswith(OF_PROCESSOR)} | own
+    if TEMPLATE_FILE in own:
+        files.pop(OLD_TEMPLATE_FILE, None)
+    return files | {name: each for name, each in own.items() if is_template(name)}
 
 
 def _classifier_settings(directory: Path, base: Path) -> dict[str, Any]:

@@ -197,7 +197,8 @@ def test_the_tokenizer_is_the_adapter_s_if_it_has_one(model_dir, adapter, tmp_pa
     base = tmp_path / "base"
     shutil.copytree(model_dir, base)
     (base / "tokenizer.json").write_text("base")
-    (base / "merges.txt").write_text("base")
+    for name in ("merges.txt", "chat_template.json", "preprocessor_config.json"):
+        (base / name).write_text("base")
     merge_adapter(base, adapter, tmp_path / "first", where="ADAPTER")
     (adapter / "chat_template.jinja").write_text("adapter")
     merge_adapter(base, adapter, tmp_path / "second", where="ADAPTER")
@@ -205,11 +206,13 @@ def test_the_tokenizer_is_the_adapter_s_if_it_has_one(model_dir, adapter, tmp_pa
     merge_adapter(base, adapter, tmp_path / "third", where="ADAPTER")
 
     def texts(directory: Path) -> dict[str, str]:
-        names = ("tokenizer.json", "merges.txt", "chat_template.jinja")
+        names = ("tokenizer.json", "merges.txt", "chat_template.jinja", "chat_template.json")
+        assert (directory / "preprocessor_config.json").read_text() == "base"
         return {name: (directory / name).read_text() for name in names if (directory / name).exists()}
 
-    assert texts(tmp_path / "first") == {"tokenizer.json": "base", "merges.txt": "base"}
-    assert texts(tmp_path / "second") == {**texts(tmp_path / "first"), "chat_template.jinja": "adapter"}
+    of_base = {"tokenizer.json": "base", "merges.txt": "base"}
+    assert texts(tmp_path / "first") == {**of_base, "chat_template.json": "base"}
+    assert texts(tmp_path / "second") == {**of_base, "chat_template.jinja": "adapter"}
     assert texts(tmp_path / "third") == {"tokenizer.json": "adapter", "chat_template.jinja": "adapter"}
 
 

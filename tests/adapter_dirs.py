@@ -26,6 +26,8 @@ def save_adapter(
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=std) if std else parameter.zero_()
+            elif "modules_to_save" in name:
+                parameter.add_(0.1)
     adapted.save_pretrained(directory)
     merged: PreTrainedModel = adapted.float().merge_and_unload()
     return merged

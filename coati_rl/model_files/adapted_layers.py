@@ -3,7 +3,7 @@
 Trainers and engines must mean the same layers by "all-linear", and by the last parts of names; hence one function.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,12 @@ def layers_of_directory(directory: Path, targets: Sequence[str]) -> dict[str, tu
 def last_parts(layers: Mapping[str, object]) -> set[str]:
     """Return the last parts of layers' names."""
     return {name.rpartition(".")[2] for name in layers}
+
+
+def is_saved_whole(parameter: str, modules: Iterable[str]) -> bool:
+    """Return True if a parameter is in one of PEFT's modules_to_save: of modules whose names end so, as text."""
+    parts, ends = parameter.split(".")[:-1], tuple(modules)
+    return any(".".join(parts[: number + 1]).endswith(ends) for number in range(len(parts)))
 
 
 def peft_shapes(layers: Mapping[str, tuple[int, int]], spec: AdapterSpec) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from coati_rl.errors import ConfigError
-from coati_rl.model_files.adapted_layers import A, B, adapted_layers, last_parts
+from coati_rl.model_files.adapted_layers import A, B, adapted_layers, is_saved_whole, last_parts
 from coati_rl.model_files.adapter_files import ALL_LINEAR, PREFIX, WEIGHTS_FILE, AdapterSpec, read_adapter
 from consumer.adapters.four_bits import quantize, whole_weight
 from consumer.models.scalar_head import scalar_head
@@ -65,7 +65,7 @@ class Adapters:
         saved = (*source.spec.saved_modules, *(() if head is None else ("score",)))
         by_name = {info.name: info for info in infos}
         model.requires_grad_(False)
-        kept = {name: p for name, p in model.named_parameters() if name.split(".")[-2] in saved}
+        kept = {name: p for name, p in model.named_parameters() if is_saved_whole(name, saved)}
         for parameter in kept.values():
             parameter.requires_grad_(True)
         targets = _targets(model, source.spec.targets, takes_lm_head=source.takes_lm_head)

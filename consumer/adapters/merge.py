@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from coati_rl.checkpoint.saved_adapter import check_base
 from coati_rl.errors import ConfigError
+from coati_rl.model_files.adapted_layers import is_saved_whole
 from coati_rl.model_files.adapter_files import AdapterDirectory, is_adapter, read_adapter
 from coati_rl.model_files.check import check_model_files
 from coati_rl.model_files.config import quantization_method, read_config
@@ -106,7 +107,7 @@ def _check_fit(
     except ConfigError as error:
         raise ConfigError(f"{where}: does not fit the {named}: {str(error).partition(': ')[2]}") from error
     saved = {*adapter.spec.saved_modules, *(("score",) if has_score else ())}
-    expected = (*factors, *(info for info in infos if info.name.split(".")[-2] in saved))
+    expected = (*factors, *(info for info in infos if is_saved_whole(info.name, saved)))
     check_tensors(adapter.directory, where, expected, model=f"the {named}")
     return expected, infos, untied
 

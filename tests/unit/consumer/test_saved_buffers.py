@@ -1,4 +1,4 @@
-"""Test checkpoints of models whose files hold more than parameters, and of language models within others."""
+"""Test models whose files hold more than parameters, or name them otherwise, as language models within others do."""
 
 import json
 from pathlib import Path
@@ -14,6 +14,7 @@ from consumer.backend import Backend
 from consumer.parallel.single_process import SingleProcess
 from tests.adapter_dirs import save_adapter
 from tests.backends import backend_config
+from tests.unit.consumer.conftest import make_model
 
 SIZES = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -92,3 +93,13 @@ def test_an_adapter_of_a_language_model_within_another_is_merged_under_the_names
     torch.testing.assert_close(logprobs(AutoModelForCausalLM.from_pretrained(out).eval()), right, rtol=0, atol=1e-5)
     own_head = {"language_model.lm_head.weight"} if "lm_head" in targets else set()
     assert names(out) == names(base) | own_head
+
+
+def test_joined_experts_are_rounded_by_a_merge_as_other_weights(tmp_path: Path) -> None:
+    model = make_model("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, mlp_only_layers=[])
+    for parameter in model.parameters():
+        parameter.data.mul_(5)  # so that rounding changes outputs by more than 1e-4
+    model.save_pretrained(tmp_path / "base")
+    save_adapter(tmp_path / "adapter", model, target_modules=["q_proj", "v_proj"])
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    assert merge_adapter(base, adapter, tmp_path / "out", dtype=torch.bfloat16, where="ADAPTER").proof.is_rounded

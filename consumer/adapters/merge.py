@@ -95,11 +95,11 @@ def _check_fit(
     config = read_config(base, named)
     if (method := quantization_method(config)) is not None:
         raise ConfigError(f"{named}: is quantised ({method}), and weights cannot be added to it; use the plain model")
-    _check_head(adapter, where, is_tied=not has_score and config.get_text_config().tie_word_embeddings)
     config.num_labels = 1
     auto: Any = AutoModelForSequenceClassification if has_score else AutoModelForCausalLM
     with torch.device("meta"):
         model: PreTrainedModel = auto.from_config(config)
+    _check_head(adapter, where, model)
     untied = {} if has_score else untie_lm_head(model, adapter.spec.targets)
     infos = describe_parameters(model, Layout(), [model.config.get_text_config().num_hidden_layers])
     try:
@@ -112,12 +112,16 @@ def _check_fit(
     return expected, infos, untied
 
 
-def _check_head(adapter: AdapterDirectory, where: str, *, is_tied: bool) -> None:
+def _check_head(adapter: AdapterDirectory, where: str, model: PreTrainedModel) -> None:
     """Raise ConfigError for an adapter of the embedding, or one that replaces a head that is the embedding."""
-    targets, saved = {*adapter.spec.targets}, {*adapter.spec.saved_modules}
-    changed = ({"embed_tokens"} & targets) | (({"lm_head", "embed_tokens"} & saved) if is_tied else set())
-    if changed:
-        tied = ": head and embedding are one tensor in this model" if is_tied else ""
-        raise ConfigError(
-            f"{where}: changes {min(changed)}, which is not computed here{tied}; merge it with PEFT's merge_and_unload"
-        )
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = head is not None and head.weight is embedding.weight
+    for name, module in model.named_modules():
+        is_target = module is embedding and any(f".{name}".endswith(f".{each}") for each in adapter.spec.targets)
+        is_saved = module in (embedding, head) and is_saved_whole(f"{name}.weight", adapter.spec.saved_modules)
+        if is_target or (is_tied and is_saved):
+            tied = ": head and embedding are one tensor in this model" if is_tied else ""
+            raise ConfigError(
+                f"{where}: changes {name.rpartition('.')[2]}, which is not computed here{tied}; merge it with PEFT's "
+                "merge_and_unload"
+            )

@@ -19,6 +19,7 @@ from consumer.adapters import merged_files
 from consumer.adapters.merge import merge_adapter
 from consumer.merge_command import main
 from tests.adapter_dirs import save_adapter
+from tests.unit.consumer.conftest import make_model
 
 
 def load(directory: Path, auto: type = AutoModelForCausalLM, **settings: object) -> PreTrainedModel:
@@ -257,6 +258,10 @@ def test_what_cannot_be_merged_is_refused_with_a_remedy(run, save_model, model_d
     refused("changes embed_tokens, which is not computed here", model_dir, adapter, out)
     edit(adapter, target_modules=["q_proj"], modules_to_save=["lm_head"])
     refused("changes lm_head, which is not computed here: head and embedding are one tensor", model_dir, adapter, out)
+    neo = tmp_path / "neo"
+    make_model("gpt_neo", num_layers=2, attention_types=[[["global"], 2]]).save_pretrained(neo)
+    save_adapter(tmp_path / "of neo", load(neo), target_modules=["q_proj"], modules_to_save=["wte"])
+    refused("changes wte, which is not computed here: head and embedding are one tensor", neo, tmp_path / "of neo", out)
     edit(adapter, modules_to_save=None)
     edit(adapter, target_modules="all-linear", use_dora=True)
     refused("has use_dora True, which is not computed here", model_dir, adapter, out)

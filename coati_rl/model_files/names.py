@@ -98,16 +98,8 @@ def compare(
     """
     told: list[str] = []
     try:
-        with torch.device("meta"), no_progress_bars(), held_load_report() as told:
-            built = build(config)
-            model, report = type(built).from_pretrained(
-                None,
-                config=built.config,
-                state_dict=dict(tensors),
-                device_map={"": "meta"},
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
+        with held_load_report() as told:
+            model, report = load_on_meta(build, config, tensors)
     except Exception as error:  # the class's own code, with whatever values config.json has
         if names := _not_converted("\n".join(told)):
             raise ValueError(
@@ -120,6 +112,21 @@ def compare(
             f"{what}"
         ) from error
     return NameDifferences.of_report(model, report, tensors, has_new_head=has_new_head)
+
+
+def load_on_meta(build: Callable[[Any], Any], config: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Any]]:
+    """Return a model without memory that knows the names of its files, and transformers' report; see `compare`."""
+    with torch.device("meta"), no_progress_bars():
+        built = build(config)
+        model, report = type(built).from_pretrained(
+            None,
+            config=built.config,
+            state_dict=dict(tensors),
+            device_map={"": "meta"},
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    return model, report
 
 
 def _named(names: Sequence[str]) -> str:

@@ -19,6 +19,9 @@ from coati_rl.model_files.adapted_layers import is_saved_whole
 from coati_rl.model_files.adapter_files import AdapterDirectory, is_adapter, read_adapter
 from coati_rl.model_files.check import check_model_files
 from coati_rl.model_files.config import quantization_method, read_config
+from coati_rl.model_files.names import load_on_meta
+from coati_rl.model_files.quiet import no_load_report
+from coati_rl.model_files.stored import read_stored
 from consumer.adapters.adapters import adapter_infos, check_tensors
 from consumer.adapters.lm_head import untie_lm_head
 from consumer.adapters.merge_proof import Proof, prove
@@ -97,8 +100,9 @@ def _check_fit(
         raise ConfigError(f"{named}: is quantised ({method}), and weights cannot be added to it; use the plain model")
     config.num_labels = 1
     auto: Any = AutoModelForSequenceClassification if has_score else AutoModelForCausalLM
-    with torch.device("meta"):
-        model: PreTrainedModel = auto.from_config(config)
+    stored = {name: each.meta for name, each in read_stored(base, named).items()}
+    with no_load_report():  # a base lacks the scalar head
+        model, _ = load_on_meta(auto.from_config, config, stored)
     _check_head(adapter, where, model)
     untied = {} if has_score else untie_lm_head(model, adapter.spec.targets)
     infos = describe_parameters(model, Layout(), [model.config.get_text_config().num_hidden_layers])

@@ -1,9 +1,8 @@
 """Write the files of a model with a merged adapter: weights tensor by tensor, settings and tokenizer."""
 
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ class MergedTensors:
             base: directory of the model.
             adapter: of it.
             infos: the adapter's tensors.
-            of_base: the base's parameters.
+            of_base: the base's parameters, of a model that knows the names in its files.
             dtype: of all floating-point tensors; None: that of the base's files.
             where: what named the adapter, for messages.
             copies: the parameter that another one is made of, where the base's files do not have it, by its name.
@@ -67,9 +66,9 @@ class MergedTensors:
         self._stored = read_stored(base, self._where)
         if adapter.has_scalar_head:
             self._stored = {name: each for name, each in self._stored.items() if not name.endswith(HEAD)}
-        held = _in_files(of_base, self._stored)
+        held = {info.name: info.saved for info in of_base}
         # Of files' tensors, or their first parts, by parameter.
-        self.names = {name: next(info.saved.entries())[0] for name, info in held.items()}
+        self.names = {name: next(saved.entries())[0] for name, saved in held.items()}
         copied = {self.names[name]: self.names[each] for name, each in copies.items()}
         self._sources = {name: each for name, each in copied.items() if name not in self._stored}
         self._stored |= {name: self._stored[each] for name, each in self._sources.items() if each in self._stored}
@@ -81,7 +80,7 @@ class MergedTensors:
             for layer in layers
         }
         # Trained in full, in place of the base's or, like a scalar head, beside them.
-        self._whole = {key: part for name, each in tensors.items() for key, part in held[name].saved.split(each)}
+        self._whole = {key: part for name, each in tensors.items() for key, part in held[name].split(each)}
         if missing := [name for name in self.factors if name not in self._stored]:
             raise ConfigError(
                 f"{where}: changes {missing[0]}, which the files of the base {base} do not have; save the base with "
@@ -191,11 +190,6 @@ def _classifier_settings(directory: Path, base: Path) -> dict[str, Any]:
         )
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     return {"architectures": [kind.__name__], "pad_token_id": pad, **labels}
-
-
-def _in_files(infos: Sequence[ParameterInfo], files: Container[str]) -> dict[str, ParameterInfo]:
-    """Return parameters by name, as files hold them: under their own names, or else as transformers saves them."""
-    return {info.name: replace(info, stored=None) if info.name in files else info for info in infos}
 
 
 def _parts(metas: Mapping[str, Tensor], max_bytes: int) -> Iterator[list[str]]:

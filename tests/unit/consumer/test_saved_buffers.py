@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from consumer.adapters.merge import merge_adapter
 from consumer.backend import Backend
@@ -32,6 +32,15 @@ VISION = {
 GEMMA_3 = {
     "text_config": {**SIZES, "vocab_size": 300}, "vision_config": VISION, "mm_tokens_per_image": 4,
     "image_token_index": 290, "boi_token_index": 291, "eoi_token_index": 292,
+}  # fmt: skip
+
+QWEN_3_5 = {
+    "text_config": {
+        **SIZES, "layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 2,
+        "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    },
+    "vision_config": {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32},
+    "image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93,
 }  # fmt: skip
 
 
@@ -81,18 +90,29 @@ def names(directory: Path) -> set[str]:
         return {*file.keys()}
 
 
-@pytest.mark.parametrize("targets", ["all-linear", ["down_proj", "lm_head"]], ids=["all", "head"])
+@pytest.mark.parametrize(
+    ("model_type", "settings", "targets"),
+    [
+        ("gemma3", GEMMA_3, "all-linear"),
+        ("gemma3", GEMMA_3, ["down_proj", "lm_head"]),
+        ("qwen3_5", QWEN_3_5, ["q_proj", "down_proj"]),  # of which transformers makes the language model alone
+    ],
+    ids=["gemma", "gemma-head", "qwen"],
+)
 def test_an_adapter_of_a_language_model_within_another_is_merged_under_the_names_of_its_files(
-    tmp_path: Path, targets: str | list[str]
+    tmp_path: Path, model_type: str, settings: dict, targets: str | list[str]
 ) -> None:
     base, adapter, out = (tmp_path / name for name in ("base", "adapter", "out"))
-    model = saved(base, AutoConfig.for_model("gemma3", **GEMMA_3))
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **settings)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(base).eval()
     save_adapter(adapter, model, target_modules=targets)
     right = logprobs(PeftModel.from_pretrained(model, adapter).eval())
     merge_adapter(base, adapter, out, where="ADAPTER")
     torch.testing.assert_close(logprobs(AutoModelForCausalLM.from_pretrained(out).eval()), right, rtol=0, atol=1e-5)
-    own_head = {"language_model.lm_head.weight"} if "lm_head" in targets else set()
-    assert names(out) == names(base) | own_head
+    assert names(out) == names(base) | ({"lm_head.weight"} if "lm_head" in targets else set())
+    assert any("vis" in name for name in names(out))
 
 
 def test_joined_experts_are_rounded_by_a_merge_as_other_weights(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from coati_rl.config.optimizer import OptimizerConfig
 from consumer.optim.optimizer import make_optimizer
 from consumer.optim.weight_decay import names_without_decay
 from tests.unit.consumer.conftest import SIZES
+from tests.unit.consumer.test_saved_buffers import GEMMA_3
 
 LAYER = "model.layers.0."
 EXEMPT = {
@@ -59,6 +60,16 @@ def model_of(model_type: str) -> nn.Module:
 @pytest.mark.parametrize("model_type", EXEMPT)
 def test_norms_and_biases_are_exempt_by_name_and_by_type(model_type: str) -> None:
     assert names_without_decay(model_of(model_type)) == EXEMPT[model_type]
+
+
+def test_what_text_gives_no_gradient_does_not_decay() -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma3", **GEMMA_3))
+    text = model.model.language_model
+    of_text = {f"model.language_model.{name}" for name in names_without_decay(text)}
+    others = {name for name, _ in model.named_parameters() if not name.startswith("model.language_model.")}
+    assert "model.multi_modal_projector.mm_input_projection_weight" in others
+    assert names_without_decay(model) == of_text | others
 
 
 @pytest.mark.full

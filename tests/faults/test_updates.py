@@ -5,6 +5,7 @@ import pytest
 
 from tests.faults.conftest import HEARTBEAT_S, PHASE_S, endless_run
 
+pytestmark = pytest.mark.full
 # Exports of the trainer by number: 0 is version 0; 1, 2 and 3 are version 1; 4, 5 and 6 version 2; 7 and 8 version 3.
 SPOILED = {"1": "missing layer", "2": "NaN", "5": "unknown name", "7": "wrong shape"}
 
@@ -68,7 +69,6 @@ def test_a_loss_that_never_returns_ends_the_run_by_name_and_nothing_is_left(run)
     assert run.left_over() == []
 
 
-@pytest.mark.full
 def test_a_trainer_that_dies_while_it_sends_ends_the_run_and_nothing_is_left(make_tiny, start_run, flags):
     run = start_run(*flags(make_tiny(tied=True)), "-b", "transformers", "--max-steps", 2, exports={"1": "SIGKILL"})
     assert run.wait() == 1, run.text()
@@ -77,7 +77,6 @@ def test_a_trainer_that_dies_while_it_sends_ends_the_run_and_nothing_is_left(mak
     assert run.left_over() == []
 
 
-@pytest.mark.full
 def test_an_update_that_lacks_a_layer_every_time_ends_a_run_with_vllm_by_that_name(make_tiny, start_run, flags):
     spoiled = dict.fromkeys("123", "missing layer")
     run = start_run(*flags(make_tiny(tied=True)), "--max-steps", 2, exports=spoiled)

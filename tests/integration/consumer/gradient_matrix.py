@@ -1,8 +1,8 @@
 """Choose the combinations of losses, splits, models and layouts: pairwise, or all with `--all`.
 
-A run is a layout in a precision. The fast choice has every loss on one process, in one of the runs that cut the model
-and in one of those that shard it; and in all runs the first loss, which has a clip and a penalty, with every way of
-cutting its samples. test_gradient_matrix.py says what meets what in it.
+A run is a layout in a precision. The fast choice has every loss on one process in float32, in one of the runs that cut
+the model, and on two that share its gradient out in bfloat16; and in its runs the first loss, which has a clip and a
+penalty, with every way of cutting its samples. test_gradient_matrix.py says what meets what in it.
 """
 
 import itertools
@@ -54,17 +54,9 @@ class Trial(NamedTuple):
 
 # ZeRO shares out float32 masters of bfloat16 weights; there is no such thing in float32.
 RUNS = [Run(*run) for run in itertools.product(LAYOUTS, PRECISIONS) if not ("zero" in run[0] and run[1] == "fp32")]
-WHOLE = [
-    Run("dp1", "fp32"),
-    Run("tp2", "fp32"),
-    Run("pp2", "fp32"),
-    Run("zero2_dp2", "bf16"),
-    Run("fsdp2_dp2", "fp32"),
-]
-CUT, SHARDED = WHOLE[1:3], WHOLE[3:]
-PLACES = dict(zip(WHOLE, (4, 3, 0, 2, 1), strict=True))  # so that each loss meets every value of every axis
-
-
+ALONE, CUT, SHARDED = Run("dp1", "fp32"), (Run("tp2", "fp32"), Run("pp2", "fp32")), Run("zero2_dp2", "bf16")
+# Of the runs of four processes, those of the fast choice.
+FOUR = (Run("tp2_pp2", "fp32"), Run("tp2_zero2_dp2", "bf16"), Run("pp2_zero1_dp2", "bf16"))
 WITH_OTHER_MODELS = Run("tp2_pp2", "fp32")
 CASES: dict[str, LossCase | UnitCase] = {**LOSSES, **PREFERENCES}
 # Besides dp1: each where what is special of it could go wrong, and together in every kind of layout.
@@ -75,13 +67,13 @@ WITH_PREFERENCE = {
     "ipo": Run("pp2", "fp32"),
     "simpo": Run("pp2", "fp32"),
     "orpo": Run("fsdp2_dp2", "fp32"),
-    "kto": Run("pp2_dp2", "fp32"),
+    "kto": Run("dp2", "fp32"),
 }
 
 
 def is_full(run: Run) -> bool:
-    """Return whether a run is left to --all: four processes in bfloat16, if they are in float32 as well."""
-    return run.world_size == 4 and run.precision == "bf16" and Run(run.layout, "fp32") in RUNS
+    """Return whether a run is left to --all: of four processes, but for three."""
+    return run.world_size == 4 and run not in FOUR
 
 
 def trials_of(run: Run, *, is_all: bool) -> list[Trial]:
@@ -94,7 +86,7 @@ def trials_of(run: Run, *, is_all: bool) -> list[Trial]:
 
 def preference_trials(run: Run) -> list[Trial]:
     """Of the objectives on units that the fast choice has in this run."""
-    return [trial for trial in all_preference_trials(run) if run in (Run("dp1", "fp32"), WITH_PREFERENCE[trial.loss])]
+    return [trial for trial in all_preference_trials(run) if run in (ALONE, WITH_PREFERENCE[trial.loss])]
 
 
 def all_preference_trials(run: Run) -> list[Trial]:
@@ -108,7 +100,7 @@ def all_preference_trials(run: Run) -> list[Trial]:
 
 def models_of(run: Run) -> list[str]:
     """All on one process, elsewhere two that differ in architecture and in tying, as each has to be built."""
-    return [*MODELS] if run == WHOLE[0] else [*MODELS][:2] if RUNS.index(run) % 2 == 0 else [*MODELS][2:]
+    return [*MODELS] if run == ALONE else [*MODELS][:2] if RUNS.index(run) % 2 == 0 else [*MODELS][2:]
 
 
 def pairwise_trials(run: Run) -> list[Trial]:
@@ -121,36 +113,25 @@ def pairwise_trials(run: Run) -> list[Trial]:
     ]
     if run == WITH_OTHER_MODELS:
         trials += [
-            Trial(model, first, latin_cut(0, place))
+            Trial(model, first, cut_of(way, number + place))
             for number, model in enumerate(OTHER_MODELS)
-            for place in range(number, 3, len(OTHER_MODELS))
+            for place, way in enumerate(WAYS[number])
         ]
-    return trials + [latin_trial(run, others[number], number, place) for number, place in others_of(run)]
+    return trials + [latin_trial(models, others[number], number, place) for number, place in others_of(run)]
 
 
 def others_of(run: Run) -> list[tuple[int, int]]:
-    """The losses of a run next to the first, by number, and the place by which their cuts and models are chosen."""
-    num_others = len(LOSSES) - 1
-    if run in WHOLE:
-        first, step = next(((runs.index(run), 2) for runs in (CUT, SHARDED) if run in runs), (0, 1))
-        return [(number, PLACES[run]) for number in range(first, num_others, step)]
-    # None where collectives take the most time: an axis is met where it is cheap.
-    is_slow = {run: run.world_size == 4 or run.layout in ("tp2", "fsdp2_dp2") for run in RUNS}
-    counts = [0 if run in WHOLE or is_slow[run] else 6 for run in RUNS]
-    begin = sum(counts[: RUNS.index(run)])  # each run goes on where the one before it has ended
-    end = begin + counts[RUNS.index(run)]
-    return [(number % num_others, len(WHOLE) + number // num_others) for number in range(begin, end)]
+    """The losses of a run next to the first, by number, and which of its three places it is for each."""
+    every = range(len(LOSSES) - 1)
+    if run in CUT:
+        return [(number, 1) for number in every if number % 2 == CUT.index(run)]
+    return [(number, 0 if run == ALONE else 2) for number in every if run in (ALONE, SHARDED)]
 
 
-def latin_trial(run: Run, loss: str, number: int, place: int) -> Trial:
-    """Places that follow each other differ in model and in cut."""
-    models = models_of(run)
-    return Trial(models[(number + place) % len(models)], loss, latin_cut(number, place))
-
-
-def latin_cut(number: int, place: int) -> Cut:
-    ways = [*dict.fromkeys(itertools.chain(*WAYS))]
-    return cut_of(ways[(number + place) % len(ways)], number + 2 * place)
+def latin_trial(models: list[str], loss: str, number: int, place: int) -> Trial:
+    """The three places of a loss have each size, way of packing and split, and models that differ."""
+    way = WAYS[number % 3][(number // 3 + place) % 3]
+    return Trial(models[(number + (place > 0)) % len(models)], loss, cut_of(way, number + place))
 
 
 def cut_of(way: tuple[int, bool, bool], split: int) -> Cut:

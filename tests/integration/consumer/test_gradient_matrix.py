@@ -9,6 +9,7 @@ from coati_rl.config import Config
 from coati_rl.config.presets import PRESETS
 from tests.integration.consumer.conftest import LAYOUTS
 from tests.integration.consumer.gradient_matrix import (
+    ALONE,
     CUT,
     MODELS,
     OTHER_MODELS,
@@ -16,7 +17,6 @@ from tests.integration.consumer.gradient_matrix import (
     RUNS,
     SHARDED,
     WAYS,
-    WHOLE,
     WITH_OTHER_MODELS,
     WITH_PREFERENCE,
     Run,
@@ -95,17 +95,16 @@ def test_the_loss_of_every_preset_is_made_of_what_rows_have() -> None:
 
 
 def test_every_loss_is_in_the_layouts_that_stand_for_the_others() -> None:
-    assert [run.layout for run in WHOLE] == ["dp1", "tp2", "pp2", "zero2_dp2", "fsdp2_dp2"]
-    met = {run: {trial.loss for trial in trials_of(run, is_all=False)} for run in WHOLE}
-    assert met[WHOLE[0]] >= {*LOSSES}
-    for runs in (CUT, SHARDED):
-        assert set().union(*(met[run] for run in runs)) >= {*LOSSES}
+    assert [run.layout for run in (ALONE, *CUT, SHARDED)] == ["dp1", "tp2", "pp2", "zero2_dp2"]
+    met = {run: {trial.loss for trial in trials_of(run, is_all=False)} for run in (ALONE, *CUT, SHARDED)}
+    for losses in (met[ALONE], met[CUT[0]] | met[CUT[1]], met[SHARDED]):
+        assert losses >= {*LOSSES}
 
 
 def test_every_objective_on_units_is_in_dp1_and_in_another_layout_and_with_all_in_every_one() -> None:
     for loss in PREFERENCES:
         met = {run for run, trial in TRIALS if trial.loss == loss}
-        assert met == {Run("dp1", "fp32"), WITH_PREFERENCE[loss]}
+        assert met == {ALONE, WITH_PREFERENCE[loss]}
         assert {run for run in RUNS if loss in {trial.loss for trial in whole_product(run)}} == {*RUNS}
     cuts = [trial.cut for _, trial in TRIALS if trial.loss in PREFERENCES]
     for axis, values in CUT_AXES.items():
@@ -118,9 +117,8 @@ def test_every_layout_has_the_clip_with_every_kind_of_model_and_cut_and_with_all
         *((layout, "fp32") for layout in LAYOUTS if "zero" not in layout),
     }
     fast = [run for run in RUNS if not is_full(run)]
-    assert {run.layout for run in fast} == {*LAYOUTS}
+    assert {run.layout for run in fast} == {*LAYOUTS} - {"pp2_dp2", "tp2_zero1_dp2"}
     assert {run for run in RUNS if trials_of(run, is_all=False)} == {*fast}
-    assert [run for run in RUNS if is_full(run)] == [Run("tp2_pp2", "bf16"), Run("pp2_dp2", "bf16")]
     for run in fast:
         trials = [trial for trial in trials_of(run, is_all=False) if trial.loss == FIRST_LOSS]
         assert {MODELS[trial.model][0] for trial in trials if trial.model in MODELS} == {"qwen3", "qwen2"}
@@ -137,6 +135,7 @@ def test_any_two_axes_meet_in_all_their_values() -> None:
     impossible |= {("pp_size", 2, "zero_stage", 2), ("dp_size", 1, "zero_stage", 2)}  # refused; without a peer
     impossible |= {(axis, value, "zero_stage", 3) for axis, value in (("tp_size", 2), ("pp_size", 2), ("dp_size", 1))}
     impossible |= {("packed", False, "shared", True)}
+    impossible |= {("tp_size", 2, "zero_stage", 1)}  # only with --all: the second stage stands for it
     for left, right in itertools.combinations(VALUES, 2):
         pairs = {(left, axes[left], right, axes[right]) for axes in met}
         possible = {(left, a, right, b) for a in VALUES[left] for b in VALUES[right]} - impossible
@@ -150,7 +149,7 @@ def test_other_architectures_meet_every_kind_of_cut_in_stages_of_uneven_length()
         assert {getattr(trial.cut, axis) for trial in trials} == {*values}, axis
 
 
-def test_all_is_the_whole_product_and_the_fast_choice_about_a_fifth_of_it() -> None:
+def test_all_is_the_whole_product_and_the_fast_choice_about_a_tenth_of_it() -> None:
     for run in RUNS:
         assert {*trials_of(run, is_all=True)} == {*whole_product(run), *pairwise_trials(run), *preference_trials(run)}
     assert sum(len(whole_product(run)) for run in RUNS) == 1112 + len(PREFERENCES) * len(RUNS)

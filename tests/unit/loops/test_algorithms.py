@@ -36,7 +36,13 @@ def trained_uids(trace):
     return {record["uid"] for record in map(json.loads, lines) if record["is_trained"]}
 
 
-@pytest.mark.parametrize("algo", PRESETS)
+# With a critic, a greedy answer, KL in rewards, ratios of samples, soft weights.
+FAST = ("GRPO", "PPO", "REMAX", "REINFORCE_PP", "GSPO", "VESPO")
+
+
+@pytest.mark.parametrize(
+    "algo", [algo if algo in FAST else pytest.param(algo, marks=pytest.mark.full) for algo in PRESETS]
+)
 def test_every_preset_trains_from_start_to_end(run_in_threads, algo):
     trace = run_in_threads({"algo": algo, "num_episodes": 4, "max_steps": 3})
     assert len(trace.steps) == 3

@@ -30,14 +30,16 @@ def test_every_sync_is_proved_by_the_probe(run_in_threads):
     assert all(work.probe for work in trace.work if isinstance(work, SyncWork))
 
 
-@pytest.mark.parametrize("in_flight", [False, True])
+@pytest.mark.parametrize("in_flight", [pytest.param(False, marks=pytest.mark.full), True])
 def test_an_in_flight_update_is_proved_likewise(run_in_threads, in_flight):
     trace = run_in_threads({**REAL, "inflight_update": in_flight, "n_behind": 1})
     assert all(event["probe_gap_max"] <= 1e-4 for event in trace.of("sync"))
     assert max(record["staleness_max"] for record in trace.steps) <= 1
 
 
-@pytest.mark.parametrize(("n_behind", "in_flight"), [(0, False), (1, False), (2, True)])
+@pytest.mark.parametrize(
+    ("n_behind", "in_flight"), [(0, False), pytest.param(1, False, marks=pytest.mark.full), (2, True)]
+)
 def test_sampled_tokens_are_measured_at_every_step_with_the_weights_that_sampled_them(
     run_in_threads, n_behind, in_flight
 ):
@@ -118,7 +120,7 @@ def test_in_bfloat16_the_trainers_rounding_is_measured_on_the_first_steps_tokens
     assert {(step["logprob_rounding_mean"], step["logprob_rounding_tokens"]) for step in in_float32} == {(None, 0)}
 
 
-@pytest.mark.parametrize("error", WRONG[:2])
+@pytest.mark.parametrize("error", [WRONG[0], pytest.param(WRONG[1], marks=pytest.mark.full)])
 def test_in_bfloat16_an_engine_that_is_off_by_two_hundredths_is_stopped_in_its_first_steps(run_in_threads, error):
     with pytest.raises(RunError, match=r"in step [12] .*the trainer's own rounding: 0\.00\d+.* on the same weights"):
         run_in_threads(BF16, logprob_error=error)

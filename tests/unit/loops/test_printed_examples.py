@@ -1,6 +1,7 @@
-"""Test the commands of docs/coming_from beside other projects' printed examples: each is planned, one of a job is run.
+"""Test the commands of docs/coming_from beside other projects' printed examples: each is read, one of a job is run.
 
-Plans have the sizes that are printed. integration/runs/test_printed_examples.py runs each command as a user does.
+Plans have the sizes that are printed; of the examples of a job on a page, one is planned without --all.
+integration/runs/test_printed_examples.py runs each command as a user does.
 """
 
 import json
@@ -12,8 +13,10 @@ import pytest
 
 import rl_example
 import rl_generate
+from coati_rl.config import Config
 from coati_rl.config.cli import parse, parse_job
 from coati_rl.config.commands import OFFLINE
+from coati_rl.config.generate import GenerateConfig
 from consumer.__main__ import _main as train_on_dataset
 from tests.printed_examples import (
     Places,
@@ -92,7 +95,20 @@ def call(monkeypatch, tmp_path, capsys):
     return run
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_every_example_is_a_configuration(places, sampled):
+    jobs = {**OFFLINE, "rl": Config, "generate": GenerateConfig}
+    for example in EXAMPLES:
+        assert parse_job(places.words(example)[1:], jobs[example.job])[0].model.model
+
+
+FIRST_OF_A_PAGE = {(example.page, example.job): example for example in reversed(EXAMPLES)}.values()
+
+
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(each, marks=() if each in FIRST_OF_A_PAGE else pytest.mark.full) for each in EXAMPLES],
+    ids=lambda example: example.name,
+)
 def test_an_example_is_planned_with_the_sizes_that_are_printed(places, sampled, call, example):
     words = places.words(example)
     for name, rows in sampled.items():

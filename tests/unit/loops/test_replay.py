@@ -215,7 +215,14 @@ EDITS = [
 ]
 
 
-@pytest.mark.parametrize(("edit", "step", "stage"), EDITS, ids=[edit.__name__ for edit, *_ in EDITS])
+FIRST_OF_A_STAGE = {stage: edit for edit, _, stage in reversed(EDITS)}.values()
+
+
+@pytest.mark.parametrize(
+    ("edit", "step", "stage"),
+    [pytest.param(*each, marks=() if each[0] in FIRST_OF_A_STAGE else pytest.mark.full) for each in EDITS],
+    ids=[edit.__name__ for edit, *_ in EDITS],
+)
 def test_a_change_of_the_files_is_named_by_its_stage(run_dir, tmp_path, edit, step, stage):
     changed = copy_of(run_dir, tmp_path / "run")
     edit(changed)

@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 # Their conftest refuses to run without the emulator of scripts/test.sh --emulated-gpu.
 collect_ignore = [] if os.environ.get("COATI_EMULATED_GPU_HOME") else ["emulated_gpu"]
 TIMEOUTS_S = {"tests/unit/": 60, "tests/faults/": 900, "tests/integration/runs/": 900}  # elsewhere pyproject.toml's
-SHARING = ("tests/integration/consumer/", "tests/integration/engines/", "tests/unit/algorithms/test_peer")
+SHARING = (
+    *(f"tests/integration/{name}/" for name in ("consumer", "engines", "tinker")),
+    *("tests/unit/algorithms/test_peer", "tests/unit/engines/test_vllm_"),
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -119,7 +122,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Whole files to a process, and those together that share engines, trainers or imports that take long."""
+    """Whole files to a process, and those together that share engines, servers or imports that take long."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByWhatIsShared(LoadFileScheduling):

@@ -92,7 +92,7 @@ FAST += [
     each
     for each in DENSE_TRIALS
     if (each.layout, each.loss) in {("tp2", "clip"), ("pp2", "clip"), ("fsdp2_dp2", "dpo"), ("zero1_dp2", "clip")}
-    or (each.layout, each.loss) in {("tp2", "pairwise"), ("dp2", "cross-entropy"), ("tp2_pp2", "dpo")}
+    or (each.layout, each.loss) == ("dp2", "cross-entropy")
 ]
 FAST += EXPERT_TRIALS[:1]
 

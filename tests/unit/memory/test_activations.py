@@ -67,8 +67,14 @@ def kept_by_autograd(config, dtype, *, lengths, parents=None, is_recomputed=Fals
     return sum(kept.values()) + output.untyped_storage().nbytes()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama", "mistral"])
+def one_in(every, cases):
+    """The others are of --all."""
+    return [pytest.param(*case, marks=[pytest.mark.full] * (number % every > 0)) for number, case in enumerate(cases)]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "precision"), one_in(3, itertools.product(["qwen3", "qwen2", "llama", "mistral"], ["fp32", "bf16"]))
+)
 def test_kept_bytes_are_those_of_real_layers(model_type, precision):
     config = AutoConfig.for_model(model_type, **SIZES, sliding_window=None)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
@@ -77,10 +83,13 @@ def test_kept_bytes_are_those_of_real_layers(model_type, precision):
     assert found == kept_by_autograd(config, dtype, lengths=(50, 30))
 
 
-@pytest.mark.parametrize("is_recomputed", [False, True])
-@pytest.mark.parametrize("targets", [("all-linear",), ("q_proj", "k_proj"), ("o_proj", "up_proj", "q_proj", "k_proj")])
-@pytest.mark.parametrize(("model_type", "precision"), [("qwen3", "fp32"), ("llama", "bf16"), ("qwen2", "bf16")])
-def test_with_adapters_kept_bytes_are_those_of_real_layers(model_type, precision, targets, is_recomputed):
+TARGETS = [("all-linear",), ("q_proj", "k_proj"), ("o_proj", "up_proj", "q_proj", "k_proj")]
+ADAPTED = itertools.product([("qwen3", "fp32"), ("llama", "bf16"), ("qwen2", "bf16")], TARGETS, [False, True])
+
+
+@pytest.mark.parametrize(("model", "targets", "is_recomputed"), one_in(5, ADAPTED))
+def test_with_adapters_kept_bytes_are_those_of_real_layers(model, targets, is_recomputed):
+    model_type, precision = model
     config = AutoConfig.for_model(model_type, **SIZES, sliding_window=None)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     size = MicroBatchSize(tokens=80, loss_tokens=60, longest=50)
@@ -109,10 +118,7 @@ EXPERTS = {
 CASES = list(itertools.product(EXPERTS, ("fp32", "bf16"), (False, True)))
 
 
-@pytest.mark.parametrize(
-    ("model_type", "precision", "has_adapters"),
-    [pytest.param(*case, marks=[] if number % 5 == 0 else pytest.mark.full) for number, case in enumerate(CASES)],
-)
+@pytest.mark.parametrize(("model_type", "precision", "has_adapters"), one_in(5, CASES))
 def test_kept_bytes_of_experts_are_those_of_real_layers_and_some_numbers_a_token(model_type, precision, has_adapters):
     """How many weights of routers are kept in which precision depends on the architecture."""
     config = AutoConfig.for_model(model_type, **{**SIZES, **EXPERTS[model_type]}, sliding_window=None)

@@ -1,5 +1,7 @@
 """Have a directory appear under its name complete or not at all, with every byte on the disk."""
 
+import ctypes
+import errno
 import os
 import re
 import shutil
@@ -11,6 +13,8 @@ from safetensors import SafetensorError
 
 from coati_rl.disk import disk_problem, flush, flush_tree
 from coati_rl.errors import RunError
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
 @contextmanager
@@ -27,15 +31,32 @@ def weight_disk_errors(directory: Path, what: str = "checkpoint") -> Iterator[No
 
 
 def publish(partial: Path, directory: Path) -> None:
-    """Flush a hidden directory and rename it; an existing one is replaced."""
+    """Flush a hidden directory and rename it; an existing one is replaced, at any moment by either of them.
+
+    Not so on a file system that cannot exchange two names (NFS): a kill between two renames leaves the former one
+    hidden there, under .NAME.old.
+    """
     flush_tree(partial)
-    if directory.exists():
-        # A rename cannot replace a directory that holds files, so the old one is renamed first.
+    if not directory.exists():
+        partial.rename(directory)
+        flush(directory.parent)
+        return
+    old = partial
+    if not _exchange(partial, directory):
         old = directory.with_name(f".{directory.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         directory.rename(old)
         partial.rename(directory)
-        shutil.rmtree(old)
-    else:
-        partial.rename(directory)
     flush(directory.parent)
+    shutil.rmtree(old)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two names at once. Returns: False where the system cannot. Raises: OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS):
+        return False
+    raise OSError(number, os.strerror(number), str(second))

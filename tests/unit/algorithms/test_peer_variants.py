@@ -12,12 +12,12 @@ from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.algorithms.token_selection import SelectedTokens
 from tests.micro_batches import grid_micro_batch
 from tests.unit.algorithms.batches import numbers
-from tests.unit.algorithms.trl_losses import EVERY_SEED, LENGTHS, B, T, assert_same, make_tensors, ours, theirs
+from tests.unit.algorithms.trl_losses import LENGTHS, SEEDS, B, T, assert_same, make_tensors, ours, theirs
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore:TRL currently supports vLLM")]
 
 
-@EVERY_SEED
+@SEEDS
 @pytest.mark.parametrize("spread", [0.02, 0.3])
 def test_vespo_is_trls(trl: SimpleNamespace, seed: int, spread: float) -> None:
     tensors = make_tensors(seed, spread=spread)
@@ -26,7 +26,7 @@ def test_vespo_is_trls(trl: SimpleNamespace, seed: int, spread: float) -> None:
     assert_same(ours(loss, tensors, "token_level"), theirs(trl, tensors, loss_type="vespo", **shape))
 
 
-@EVERY_SEED
+@SEEDS
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_gmpo_is_trls(trl: SimpleNamespace, seed: int, beta: float) -> None:
     tensors = make_tensors(seed)
@@ -37,7 +37,7 @@ def test_gmpo_is_trls(trl: SimpleNamespace, seed: int, beta: float) -> None:
     assert found[2]["clip_sum"] / sum(LENGTHS) == pytest.approx(expected[2]["clip_ratio/region_mean"], rel=1e-6)
 
 
-@EVERY_SEED
+@SEEDS
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_kl_weighed_by_the_ratio_is_trls(trl: SimpleNamespace, seed: int, level: str) -> None:
     tensors = make_tensors(seed)
@@ -46,7 +46,7 @@ def test_kl_weighed_by_the_ratio_is_trls(trl: SimpleNamespace, seed: int, level:
     assert_same(ours(loss, tensors, "sample_level"), theirs(trl, tensors, beta=0.1, **settings))
 
 
-@EVERY_SEED
+@SEEDS
 def test_off_policy_sequence_masking_is_trls(trl: SimpleNamespace, seed: int) -> None:
     tensors = make_tensors(seed)
     drift = [(tensors["rollout_logprobs"] - tensors["logprobs"])[i, :n].mean().item() for i, n in enumerate(LENGTHS)]
@@ -57,7 +57,7 @@ def test_off_policy_sequence_masking_is_trls(trl: SimpleNamespace, seed: int) ->
     assert found[2]["drifted_tokens"] == sum(n for n, out in zip(LENGTHS, is_left_out, strict=True) if out)
 
 
-@EVERY_SEED
+@SEEDS
 @pytest.mark.parametrize(("low", "high"), [(0.0, 2.0), (0.5, 1.5)])
 def test_weights_of_whole_samples_are_trls_sequence_truncate(
     trl: SimpleNamespace, seed: int, low: float, high: float
@@ -70,7 +70,7 @@ def test_weights_of_whole_samples_are_trls_sequence_truncate(
     assert_same(ours(loss, tensors, "sample_level"), theirs(trl, tensors, importance_sampling_ratio=ratio))
 
 
-@EVERY_SEED
+@SEEDS
 @pytest.mark.parametrize("fraction", [0.2, 0.5])
 def test_the_policy_term_of_tokens_of_high_entropy_alone_is_trls(
     trl: SimpleNamespace, seed: int, fraction: float

@@ -13,8 +13,6 @@ from tests.integration.sandbox.honest_programs import HonestProgram, honest_prog
 from tests.integration.sandbox.running import once_decided
 
 PROGRAMS = honest_programs()
-# Every third, and those whose text says what it is about: keys that JSON has not.
-FAST = {program.name for place, program in enumerate(PROGRAMS) if place % 3 == 0 or "integer keys" in program.name}
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +28,7 @@ def test_there_are_enough_and_no_two_have_one_name_or_one_text() -> None:
     assert Counter(program.response for program in PROGRAMS).most_common(1)[0][1] == 1
 
 
-@pytest.mark.parametrize(
-    "program",
-    [pytest.param(each, marks=[pytest.mark.full] * (each.name not in FAST), id=each.name) for each in PROGRAMS],
-)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_an_honest_program_is_right(program: HonestProgram, reward: CodeReward) -> None:
     (found,) = once_decided(
         lambda: [*reward.score([program.response], Problem(ground_truth=program.tests))],

@@ -183,12 +183,6 @@ class Backend:
                 loss_scale=loss_scale, learning_rate=learning_rate, settings=settings, observe=observe
             )
 
-    def forget_gradients(self) -> None:
-        """Clear the gradients of all trained models, of a step that is not taken; not collective."""
-        for model in self.models.values():
-            if model.torch_optimizer is not None:
-                model.forget_gradients()
-
     def free(self, role: Role) -> None:
         """Drop a frozen model; not collective. Raises: ValueError for a trained one."""
         source = self._config.models.get(role)

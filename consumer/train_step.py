@@ -132,7 +132,8 @@ class TrainStep:
 
     def drop(self) -> None:
         """Begin the step anew, without what has been accumulated; not collective."""
-        self._backend.forget_gradients()
+        for role in self._objective.losses:
+            self._backend.models[role].forget_gradients()
         self._begin()
 
     def objective_state(self) -> dict[str, Any]:

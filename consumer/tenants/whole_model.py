@@ -61,7 +61,7 @@ class WholeModel:
         try:
             norm = self._backend.optimizer_step(loss_scale=1.0, learning_rate=numbers.learning_rate, settings=settings)
         except BaseException:
-            self._backend.forget_gradients()
+            self._backend.policy.forget_gradients()
             raise
         self.num_steps += 1
         return norm

@@ -60,6 +60,10 @@ class ScriptedBackend:
         self.steps.append((loss_scale, learning_rate))
         return 0.5
 
+    @property
+    def models(self) -> dict[str, "ScriptedBackend"]:
+        return {"policy": self}
+
     def forget_gradients(self) -> None:
         self.calls.append("forget")
 

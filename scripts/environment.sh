@@ -154,9 +154,20 @@ install_gpu() {
 
 install_emulated_gpu() { install_gpu; }
 
+# Tell whether the environment was made for another device or place: CPU and CUDA builds are of one version, so that neither replaces the
+# other, and what is in bin/ names the place. A link leads to an environment of another clone, which is left.
+is_of_another() {
+    local device place
+    [[ -f "$STAMP" && ! -L "$VENV" ]] || return 1
+    read -r device place <"$STAMP" || true
+    [[ "$device" == "$DEVICE" || -n "${COATI_DEVICE:-}" ]] ||
+        fail "${VENV##*/} was made for $device, and this machine's device is $DEVICE: set COATI_DEVICE=$device to use it, or COATI_DEVICE=$DEVICE to make it anew"
+    [[ "$device $place " != "$DEVICE $REPOSITORY "* ]]
+}
+
 make_environment() {
     local base
-    if ! "$PYTHON" -c 'import pip' 2>/dev/null; then
+    if is_of_another || ! "$PYTHON" -c 'import pip' 2>/dev/null; then
         base="$(find_python)" ||
             fail "$(python_remedy)"
         check_glibc "$base"
@@ -167,7 +178,7 @@ make_environment() {
         [[ "$DEVICE" == cpu || "$(installed_cuda "$base")" != 12 ]] || site=(--system-site-packages)
         "$base" -m venv --clear "${site[@]}" "$VENV"
     fi
-    rm -f "$STAMP" # written again at the end, so that the next call repairs an interrupted installation
+    printf '%s %s\n' "$DEVICE" "$REPOSITORY" >"$STAMP" # completed at the end, so that the next call repairs an interrupted installation
     "$PYTHON" -m pip --no-cache-dir --disable-pip-version-check install --quiet --require-hashes -r "$REPOSITORY/requirements/build.txt"
     prepare_uv
     "install_$DEVICE"

@@ -140,3 +140,38 @@ def test_the_python_that_uv_has_installed_is_found_where_path_lacks_it(machine: 
     (machine / ".local" / "bin").mkdir(parents=True)
     add_command(machine, "../.local/bin/python3.12", python(machine))
     assert f"venv -m venv --clear {machine}/.venv" in said(machine)
+
+
+def made_before(machine: Path, stamp: str) -> None:
+    (machine / ".venv" / "bin").mkdir(parents=True)
+    (machine / ".venv" / "coati-stamp").write_text(stamp)
+    add_command(machine, "../.venv/bin/python", "exit 0")
+    add_command(machine, "../.venv/bin/uv", "exit 0")
+
+
+def test_an_environment_of_another_device_is_made_anew_where_the_device_is_asked_for(machine: Path) -> None:
+    """CPU and CUDA builds are torch 2.13.0 both, which uv would keep."""
+    made_before(machine, f"gpu {machine} 0123  -")
+    assert f"venv -m venv --clear {machine}/.venv" in said(machine, COATI_DEVICE="cpu")
+
+
+def test_an_environment_of_another_device_is_left_where_the_machine_alone_says_so(machine: Path) -> None:
+    """As on a login node without a GPU, which sees the directory that jobs with GPUs use."""
+    made_before(machine, f"gpu {machine} 0123  -")
+    (machine / "bin" / "nvidia-smi").unlink()
+    text = said(machine)
+    assert ".venv was made for gpu, and this machine's device is cpu: set COATI_DEVICE=gpu to use it, or" in text
+    assert "-m venv" not in text and (machine / ".venv" / "coati-stamp").read_text().endswith(" 0123  -")
+
+
+def test_the_environment_of_a_clone_that_was_moved_is_made_anew(machine: Path) -> None:
+    """The first lines of its programs name the former place."""
+    made_before(machine, "cpu /former/place 0123  -")
+    assert f"venv -m venv --clear {machine}/.venv" in said(machine, COATI_DEVICE="cpu")
+
+
+@pytest.mark.parametrize("stamp", ["cpu {} 0123  -", "cpu {}\n"])
+def test_an_environment_of_other_pins_and_one_that_was_interrupted_are_completed(machine: Path, stamp: str) -> None:
+    made_before(machine, stamp.format(machine))
+    text = said(machine, COATI_DEVICE="cpu", is_right=True)
+    assert "ready (cpu)" in text and "-m venv" not in text

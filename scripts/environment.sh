@@ -2,6 +2,10 @@
 # keeps every cache below the repository. Sets REPOSITORY, PYTHON and DEVICE (cpu | gpu | emulated_gpu).
 # COATI_DEVICE=cpu keeps a machine with a GPU on the CPU packages.
 
+[ -n "${BASH_VERSION:-}" ] || { # another shell would not know where this file is, and make .venv elsewhere
+    echo "scripts/environment.sh is for bash: call bash, and source it there" >&2
+    return 1
+}
 REPOSITORY="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="$REPOSITORY/.venv"
 [[ "${COATI_DEVICE:-}" != emulated_gpu ]] || VENV="$REPOSITORY/.venv-gpu" # beside .venv, made only by test.sh --emulated-gpu
@@ -166,8 +170,11 @@ is_of_another() {
 }
 
 make_environment() {
-    local base
-    if is_of_another || ! "$PYTHON" -c 'import pip' 2>/dev/null; then
+    local base status=0
+    "$PYTHON" -c 'import pip, sys; sys.exit(3 * (sys.version_info[:2] not in ((3, 11), (3, 12))))' 2>/dev/null || status=$?
+    ((status != 3)) ||
+        fail "${VENV##*/} is of $("$PYTHON" --version), and the packages need 3.11 or 3.12: remove it, and repeat this command"
+    if ((status)) || is_of_another; then
         base="$(find_python)" ||
             fail "$(python_remedy)"
         check_glibc "$base"
@@ -198,7 +205,7 @@ ensure_environment() {
     say "ready ($DEVICE) after $((SECONDS - started)) s"
 }
 
-DEVICE="$(choose_device)"
+DEVICE="$(choose_device)" || return 1
 mkdir -p "$CACHE"
 # Only one process at a time; in a subshell, so that later processes do not inherit the lock.
 (

@@ -175,3 +175,36 @@ def test_an_environment_of_other_pins_and_one_that_was_interrupted_are_completed
     made_before(machine, stamp.format(machine))
     text = said(machine, COATI_DEVICE="cpu", is_right=True)
     assert "ready (cpu)" in text and "-m venv" not in text
+
+
+def test_an_environment_of_a_python_that_the_packages_are_not_built_for_is_refused_and_left(machine: Path) -> None:
+    (machine / ".venv" / "bin").mkdir(parents=True)
+    newer = "import sys; sys.version_info = (3, 13, 0); exec(sys.argv[2])"
+    add_command(
+        machine,
+        "../.venv/bin/python",
+        f'[[ "$1" == --version ]] && echo Python 3.13.0 || exec {sys.executable} -c "{newer}" "$@"',
+    )
+    text = said(machine, COATI_DEVICE="cpu")
+    assert ".venv is of Python 3.13.0, and the packages need 3.11 or 3.12: remove it, and repeat this command" in text
+    assert "-m venv" not in text and not (machine / ".venv" / "coati-stamp").exists()
+
+
+def sourced(machine: Path, before: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What is typed into a shell, which goes on after errors."""
+    command = ["bash", "-c", f"{before}; source {machine}/scripts/environment.sh"]
+    environment = {"PATH": str(machine / "bin"), "HOME": str(machine), **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, cwd=machine / "bin")
+
+
+def test_a_device_that_does_not_exist_ends_the_command_in_a_shell_too(machine: Path) -> None:
+    ended = sourced(machine, ":", COATI_DEVICE="cuda")
+    assert (ended.returncode, ended.stderr) == (1, "[environment] error: COATI_DEVICE=cuda: use cpu or gpu\n")
+    assert not (machine / ".cache").exists()
+
+
+def test_another_shell_is_refused_before_anything_is_made(machine: Path) -> None:
+    """zsh has no BASH_SOURCE: the environment would be made in the folder above the current one."""
+    ended = sourced(machine, "unset BASH_VERSION", COATI_DEVICE="cpu")
+    assert ended.returncode == 1 and "is for bash: call bash, and source it there" in ended.stderr
+    assert not (machine / ".cache").exists()

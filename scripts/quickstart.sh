@@ -39,8 +39,13 @@ say "training; metrics and logs are in $run_dir"
 timing+=", training $((SECONDS - phase_start)) s"
 
 phase="reward curve"
+if [[ ! -d $run_dir ]]; then
+    say "no run is in $run_dir (--dry-run, --help, or a --run-dir of yours): no curve is drawn"
+    exit
+fi
 "$PYTHON" -m coati_rl.command_line plot "$run_dir"
-"$PYTHON" - "$run_dir/eval/summary.jsonl" <<'PYTHON'
+summary=$run_dir/eval/summary.jsonl # missing with --eval-interval 0
+[[ ! -f $summary ]] || "$PYTHON" - "$summary" <<'PYTHON'
 import json
 import sys
 

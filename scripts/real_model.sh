@@ -50,6 +50,10 @@ trap 'kill "$sampler" 2>/dev/null || true' EXIT
     --eval-interval 10 --save-interval -1 --seed 0 --max-steps 50 --run-dir "$run_dir" "$@"
 kill "$sampler"
 timing+=", training $((SECONDS - phase_start)) s"
+if [[ ! -d $run_dir ]]; then
+    say "no run is in $run_dir (--dry-run, --help, or a --run-dir of yours): nothing is reported"
+    exit
+fi
 lowest=$(awk 'NR == 1 || $1 < lowest { lowest = $1 } END { print lowest }' "$root/available.txt")
 
 say "$timing; total $((SECONDS - start)) s; memory in use at the peak, above what was in use before: $((before - lowest)) MiB"

@@ -19,14 +19,16 @@ from real_model_report import MIN_GAIN, Results, draw, read_results, table
 
 from coati_rl.config.cli import parse
 from coati_rl.config.rules import check
-from tests.unit.recorded_script import ENVIRONMENT, recorded_calls
+from tests.unit.recorded_script import ENVIRONMENT, make_repository, recorded_calls, run_script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "real_model.sh"
-# Appends its arguments as one line, separated by tabs; makes the model's folder; fails if they have the word in `fail`.
+# Appends its arguments as one line, separated by tabs; makes the folder of the model and, unless flags of one's own lie
+# behind it, of the run; fails if they have the word in `fail`.
 PROGRAM = """#!/usr/bin/env bash
 (IFS=$'\\t'; printf '%s\\n' "$*" >>calls)
 if [[ -f fail && "$*" == *"$(cat fail)"* ]]; then echo "the reason" >&2; exit 7; fi
 if [[ "$1" == scripts/smollm2.py ]]; then mkdir -p "$2"; fi
+if [[ "${@: -2:1}" == --run-dir ]]; then mkdir -p "${@: -1}"; fi
 """
 RESULTS = Results(
     curve=[(0, 0.25), (10, 0.5), (20, 0.75)],
@@ -71,13 +73,30 @@ def test_the_model_is_fetched_once_and_each_run_is_reported(repository: Path) ->
 
 
 def test_the_training_command_is_accepted_with_flags_of_ones_own(repository: Path) -> None:
-    assert run(repository, "--max-steps", "3").returncode == 0
+    done = run(repository, "--max-steps", "3")  # the program makes no run
+    assert done.returncode == 0 and "nothing is reported" in done.stdout
     (train,) = [arguments for program, *arguments in recorded_calls(repository) if program == "rl_example.py"]
     config, _ = parse(train)
     check(config)
     assert config.data.max_steps == 3
     assert config.data.dataset == "runs/real-model/train.jsonl"
     assert dict(config.data.eval_dataset) == {"held_out": "runs/real-model/eval.jsonl"}
+
+
+def test_the_quickstart_draws_a_curve_of_a_run_only(tmp_path: Path) -> None:
+    repository = make_repository(tmp_path, "quickstart.sh")
+    (repository / "runs/quickstart/tiny-model").mkdir(parents=True)
+    (repository / "runs/quickstart/tiny-model/complete").touch()
+    done = run_script(repository, "quickstart.sh", "--dry-run")  # the program makes no run
+    assert done.returncode == 0, done.stderr
+    assert "(--dry-run, --help, or a --run-dir of yours): no curve is drawn" in done.stdout
+    assert [call[1] for call in recorded_calls(repository)] == ["rl_example.py"]
+    done = run_script(repository, "quickstart.sh")  # as with --eval-interval 0: no evaluation
+    assert done.returncode == 0, done.stderr
+    assert [call[1:4:2] for call in recorded_calls(repository)[1:]] == [
+        ["rl_example.py", "runs/quickstart/tiny-model"],
+        ["-m", "plot"],
+    ]
 
 
 def test_a_model_that_cannot_be_had_ends_the_script_with_the_reason(repository: Path) -> None:

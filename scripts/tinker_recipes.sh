@@ -24,8 +24,13 @@ if [[ ! -f "$OUT/client/done" ]]; then # packages of the project's environment, 
     "$OUT/client/bin/pip" install -q --disable-pip-version-check --no-deps tinker-cookbook==0.6.1 blobfile chz pyrage termcolor tiktoken pycryptodomex lxml >> "$OUT/logs/pip" 2>&1 || { tail -3 "$OUT/logs/pip"; exit 1; }
     touch "$OUT/client/done"
 fi
-[[ -d "$OUT/tiny" ]] || "$PYTHON" "$HERE/scripts/make_tiny_model.py" "$OUT/tiny" --seed 0 > "$OUT/logs/tiny" 2>&1
-[[ -f "$OUT/languages.jsonl" ]] || "$PYTHON" "$HERE/scripts/tinker_recipe_data.py" "$OUT" --model "$OUT/tiny" > "$OUT/logs/data" 2>&1
+made() { # NAME SCRIPT ARGUMENTS...: once; what was interrupted is made again
+    [[ -f "$OUT/logs/$1.done" ]] && return
+    "$PYTHON" "$HERE/scripts/$2" "${@:3}" > "$OUT/logs/$1" 2>&1 || { tail -3 "$OUT/logs/$1"; exit 1; }
+    touch "$OUT/logs/$1.done"
+}
+made tiny make_tiny_model.py "$OUT/tiny" --seed 0
+made data tinker_recipe_data.py "$OUT" --model "$OUT/tiny"
 
 "${SERVER[@]}" --model "$MODEL=$OUT/$MODEL" --root "$OUT/root" --port 0 > "$OUT/logs/server" 2>&1 &
 server=$!
@@ -35,6 +40,7 @@ for _ in $(seq 240); do
     kill -0 "$server" 2> /dev/null || { tail -3 "$OUT/logs/server"; exit 1; }
     sleep 0.5
 done
+[[ -n "$TINKER_BASE_URL" ]] || { tail -3 "$OUT/logs/server"; echo "the server named no address within 120 s"; exit 1; }
 export TINKER_BASE_URL
 cd "$OUT" || exit 1
 

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,27 @@ def test_a_gain_that_is_too_small_is_named_with_its_figures() -> None:
 
 def test_a_name_of_two_lines_is_one_in_the_table() -> None:
     assert next(table({"the same\nwithout": [0.5]}, {})) == "the same without: 50.0%"
+
+
+def test_what_an_interrupted_start_of_tinkers_recipes_left_is_made_again_once(tmp_path: Path) -> None:
+    repository = make_repository(tmp_path, "tinker_recipes.sh")
+    out, server = tmp_path / "out", tmp_path / "server"
+    for left in ("client", "tiny"):
+        (out / left).mkdir(parents=True)
+    (out / "client" / "done").touch()
+    (out / "languages.jsonl").touch()  # written before the model that the server needs
+    server.write_text("#!/bin/sh\necho http://127.0.0.1:1\nexec sleep 60\n")
+    server.chmod(0o755)
+
+    def start() -> tuple[int, str]:
+        command = ["env", "RECIPES=none", repository / "scripts" / "tinker_recipes.sh", out, server]
+        done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=30, check=False)
+        return done.returncode, done.stdout
+
+    (repository / "fail").write_text("tinker_recipe_data")
+    assert start() == (1, "the reason\n")
+    (repository / "fail").unlink()
+    assert start() == (0, "")
+    assert start() == (0, "")
+    made = [Path(call[1]).name for call in recorded_calls(repository)]
+    assert made == ["make_tiny_model.py", "tinker_recipe_data.py", "tinker_recipe_data.py"]

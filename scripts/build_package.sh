@@ -3,15 +3,21 @@
 #
 #     scripts/build_package.sh [FOLDER]         # default: dist/
 #
-# They are built from a copy, so that nothing else is written in the repository; PYTHON is the interpreter, by default python3.
+# They are built from a copy, so that nothing else is written in the repository. PYTHON is the interpreter, which needs setuptools; by
+# default that of .venv, and without one python3.
 set -euo pipefail
 
 REPOSITORY="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
+[[ -n "${PYTHON:-}" || ! -x "$REPOSITORY/.venv/bin/python" ]] || PYTHON="$REPOSITORY/.venv/bin/python"
+"${PYTHON:=python3}" -c 'import setuptools.build_meta' 2>/dev/null || {
+    printf '%s: has no setuptools, which builds packages: make .venv (source scripts/environment.sh), or set PYTHON\n' "$PYTHON" >&2
+    exit 2
+}
 FOLDER="$(mkdir -p "${1:-$REPOSITORY/dist}" && cd -- "${1:-$REPOSITORY/dist}" && pwd)"
 COPY="$(mktemp -d)"
 trap 'rm -rf "$COPY"' EXIT
 (cd -- "$REPOSITORY" && cp -r --parents setup.py pyproject.toml README.md LICENSE rl_example.py rl_generate.py coati coati_rl producer consumer rewards "$COPY")
-"${PYTHON:-python3}" - "$FOLDER" "$COPY" <<'PROGRAM'
+"$PYTHON" - "$FOLDER" "$COPY" <<'PROGRAM'
 import contextlib
 import io
 import os

@@ -1,9 +1,11 @@
 """Check the files that other tools read: CITATION.cff, .pre-commit-config.yaml, and what scripts/check accepts."""
 
 import ast
+import os
 import re
 import shutil
 import subprocess
+import venv
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import metadata
@@ -97,6 +99,18 @@ def test_another_argument_of_the_checks_is_refused_before_an_environment_is_made
     done = subprocess.run([ROOT / "scripts" / "check", *arguments], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"scripts/check {' '.join(arguments)}: use --fast, --before-tests or no argument\n"
+
+
+def test_a_package_is_not_built_by_a_python_without_setuptools(tmp_path: Path) -> None:
+    """As python3 is from 3.12 on, where the package is installed without .venv."""
+    venv.create(tmp_path / "bare")
+    python, script = tmp_path / "bare/bin/python", ROOT / "scripts/build_package.sh"
+    environment = {**os.environ, "PYTHON": str(python), "PYTHONPATH": ""}
+    done = subprocess.run([script, tmp_path / "dist"], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    remedy = "make .venv (source scripts/environment.sh), or set PYTHON"
+    assert done.stderr == f"{python}: has no setuptools, which builds packages: {remedy}\n"
+    assert not (tmp_path / "dist").exists()
 
 
 def installed_with(packages: Iterable[str]) -> set[str]:

@@ -76,10 +76,11 @@ wanted_stamp() {
     cat "$REPOSITORY"/requirements/*.txt "$REPOSITORY/setup.py" "${BASH_SOURCE[0]}" | sha256sum
 }
 
-# Print a setting of pip (indexes, certificates) from its configuration or variables, which uv does not read.
+# Print a setting of pip (indexes, certificates) from its configuration or variables, which uv does not read: several values on one line,
+# which pip shows with \n between them if its file has one a line.
 pip_setting() {
     "$PYTHON" -m pip config list 2>/dev/null | awk -F= -v name="$1" -v quote="'" '
-        { key = $1; sub(/.*\./, "", key); value = substr($0, length($1) + 2); gsub(quote, "", value) }
+        { key = $1; sub(/.*\./, "", key); value = substr($0, length($1) + 2); gsub(quote, "", value); gsub(/\\n/, " ", value); sub(/^ +/, "", value) }
         key == name { if ($1 ~ /^:env:/) from_variable = value; else from_file = value }
         END { print from_variable ? from_variable : from_file }'
 }

@@ -95,6 +95,18 @@ def test_a_lock_is_installed_from_the_package_index_alone_whatever_other_places_
     assert all(line.startswith("https://extra.test/simple,/wheels ") for line in lines if line != lock)
 
 
+def test_uv_is_told_of_each_index_where_pips_file_has_one_a_line(machine: Path) -> None:
+    """uv takes what pip shows of such a file for a folder that does not exist, and goes on without these indexes."""
+    (machine / "pip.conf").write_text(
+        "[global]\nextra-index-url =\n  https://a.test\n  https://b.test\nfind-links=\n  /c\n  /d"
+    )
+    (machine / ".venv" / "bin").mkdir(parents=True)
+    add_command(machine, "../.venv/bin/python", f'[[ "$*" != *config* ]] || exec {sys.executable} "$@"')
+    add_command(machine, "../.venv/bin/uv", f'echo "$UV_INDEX,$UV_FIND_LINKS $*" >>{machine}/installed')
+    assert "ready (cpu)" in said(machine, COATI_DEVICE="cpu", PIP_CONFIG_FILE=str(machine / "pip.conf"), is_right=True)
+    assert (machine / "installed").read_text().startswith("https://a.test https://b.test,/c,/d pip install ")
+
+
 def test_a_missing_compiler_is_named(machine: Path) -> None:
     (machine / "bin" / "gcc").unlink()
     assert "gcc and " in (text := said(machine)) and "apt install gcc python3-dev" in text

@@ -67,7 +67,7 @@ setup(
         "textarena": ["textarena==0.7.4"],
         "wandb": ["wandb"],
         "mcp": ["mcp>=2.3,<3"],  # --mcp-server
-        "agents": ["mcp>=2.3,<3", "textarena>=0.7.4"],
+        "agents": ["mcp>=2.3,<3", "textarena==0.7.4"],
         "test": [
             "pytest>=9",
             "pytest-timeout",

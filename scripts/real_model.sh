@@ -12,6 +12,7 @@ cd -- "$REPOSITORY"
 root=runs/real-model
 model=$root/SmolLM2-135M-Instruct
 example=real_model
+takes=flags
 source scripts/stages.sh
 timing="environment $((SECONDS - start)) s"
 

@@ -9,6 +9,7 @@ cd -- "$REPOSITORY"
 
 root=runs/reward-model
 example="reward model"
+takes=seeds
 source scripts/stages.sh
 
 model=$root/SmolLM2-135M-Instruct

@@ -9,6 +9,7 @@ cd -- "$REPOSITORY"
 
 root=runs/preferences
 example="SFT and DPO"
+takes=seeds
 source scripts/stages.sh
 
 model=$root/SmolLM2-135M-Instruct

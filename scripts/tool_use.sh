@@ -9,6 +9,7 @@ cd -- "$REPOSITORY"
 
 root=runs/tool-use
 example="tool use"
+takes=seeds
 source scripts/stages.sh
 
 model=$root/SmolLM2-135M-Instruct

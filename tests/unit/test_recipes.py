@@ -51,6 +51,23 @@ def test_every_command_is_understood_and_reads_what_an_earlier_one_writes(
     ]
 
 
+@pytest.mark.parametrize(
+    ("script", "argument", "message"),
+    [
+        ("sft_dpo.sh", "--help", "'--help' is no seed: give whole numbers"),
+        ("tool_use.sh", "1.5", "'1.5' is no seed: give whole numbers"),
+        ("pipeline_example.sh", "--max-steps", "'--max-steps': this script takes no arguments"),
+        ("textarena_example.sh", "3", "'3': this script takes no arguments"),
+    ],
+)
+def test_an_argument_that_a_script_would_ignore_is_refused_before_its_first_stage(
+    tmp_path: Path, script: str, argument: str, message: str
+) -> None:
+    done = run_script(make_repository(tmp_path, script), script, argument)
+    assert (done.returncode, (tmp_path / "calls").exists()) == (2, False)
+    assert message in done.stderr
+
+
 def test_no_name_thing_or_telling_of_a_held_out_problem_is_trained() -> None:
     data = word_problem_task.make_data(0, num_sft=600, num_train=600, num_eval=200)
     held_out, trained = ([row["messages"]["content"] for row in data[name]] for name in ("eval", "train"))

@@ -178,6 +178,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("elastic"))
     given = parser.parse_args()
     given.model, given.output = given.model.resolve(), given.output.absolute()
+    if given.output.exists():
+        parser.error(f"--output {given.output}: exists; give a directory that does not")
     given.output.mkdir(parents=True)
     (given.output / "paced.py").write_text(ENVIRONMENT, encoding="utf-8")
     with (given.model / "train.jsonl").open(encoding="utf-8") as rows:

@@ -85,6 +85,8 @@ class Soak:
                     self._ends_expected |= {0, 130}
                     process.send_signal(signal.SIGINT)
                 self._note_end(process.wait(END_S))
+            if self.problems and not self._has_begun():  # a wrong flag: another start would end as this one did
+                return
 
     @contextlib.contextmanager
     def _started(self) -> Iterator["subprocess.Popen[bytes]"]:
@@ -237,10 +239,14 @@ def main() -> int:
     parser.add_argument("flags", nargs="*", help="more flags of rl_example.py, behind --")
     given = parser.parse_args()
     run_dir = given.run_dir.absolute()
+    if run_dir.exists():
+        parser.error(f"--run-dir {run_dir}: exists; a soak begins a run of its own")
     soak = Soak(given.model.resolve(), run_dir, given.flags, seed=given.seed, num_prompts=given.prompts)
     soak.run(60 * given.minutes)
-    counts, problems = found_in(run_dir, n_behind=1, num_prompts=given.prompts)
-    problems = [*soak.problems, *problems]
+    counts, problems = {}, soak.problems or ["no run began"]
+    if (run_dir / "config.yaml").is_file():
+        counts, found = found_in(run_dir, n_behind=1, num_prompts=given.prompts)
+        problems = [*soak.problems, *found]
     print(json.dumps({"faults": dict(soak.counts), **counts, "problems": problems}, indent=1))
     return 1 if problems else 0
 

@@ -1,6 +1,8 @@
 """Test what a soak finds in the files of a run: steps, samples that were trained twice, prompts that were lost."""
 
+import elastic
 import pytest
+import soak
 from soak import found_in
 
 from tests.run_files import write_run_in
@@ -62,3 +64,12 @@ def test_a_step_without_record_or_rollouts_and_a_sample_that_is_too_old_are_name
         "steps without rollouts: [9]",
         "steps with samples older than 1 weight syncs: [2]",
     ]
+
+
+@pytest.mark.parametrize("script", [soak, elastic])
+def test_a_directory_that_exists_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys, script):
+    where = {soak: ["1", "--run-dir"], elastic: ["--output"]}[script]
+    monkeypatch.setattr("sys.argv", ["it", *where, str(tmp_path), "--model", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        script.main()
+    assert f"{tmp_path}: exists" in capsys.readouterr().err

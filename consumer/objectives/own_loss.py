@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from coati_rl.algorithms.sums import is_maximum
@@ -20,9 +21,12 @@ class OwnLoss(SingleLoss):
     def __call__(
         self, logprobs: Tensor, entropy: Tensor, micro_batch: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the function's loss; of one that returns sums, too, these are reported."""
+        """Return the function's loss; of one that returns sums, too, these are reported, tensors or numbers."""
         found = self._function(logprobs, entropy, micro_batch)
-        loss, sums = found if isinstance(found, tuple) else (found, {})
+        loss, reported = found if isinstance(found, tuple) else (found, {})
+        sums = {
+            name: torch.as_tensor(value).detach().to(loss.device, torch.float64) for name, value in reported.items()
+        }
         num_tokens = micro_batch["loss_mask"].sum().double()
         return loss, {**sums, "loss_sum": loss.detach().double(), "num_tokens": num_tokens}
 

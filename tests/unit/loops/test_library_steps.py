@@ -124,11 +124,12 @@ def test_samples_of_a_call_hold_the_same_arrays(model_dir: Any) -> None:
         assert trainer.optim_step(0.0)["grad_norm"] > 0
 
 
-def test_a_loss_of_one_s_own_reports_means_over_tokens_and_maxima(model_dir: Any) -> None:
+@pytest.mark.parametrize("as_reported", [float, lambda each: each])
+def test_a_loss_of_one_s_own_reports_means_over_tokens_and_maxima(model_dir: Any, as_reported: Any) -> None:
     def reporting(logprobs: Any, entropy: Any, arrays: Any) -> Any:
         bonus = torch.where(arrays["loss_mask"], arrays["bonus"], -math.inf).amax()
         sums = {"bonus": arrays["bonus"][arrays["loss_mask"]].sum(), "bonus_max": bonus}
-        return reinforce(logprobs, entropy, arrays), {name: each.double() for name, each in sums.items()}
+        return reinforce(logprobs, entropy, arrays), {name: as_reported(each) for name, each in sums.items()}
 
     with coati.Trainer(model_dir, reporting, train_microbatch_size=1, **LIMITS) as trainer:
         found = trainer.forward_backward([sample_of(bonus=3.0), sample_of(1, bonus=5.0)])

@@ -10,13 +10,16 @@ from coati_rl.config.named_values import NamedValues
 
 UNCUT = {"--top-k": None, "--top-p": 1, "--min-p": 0}  # the values with which no token is left out
 _MIN_TEMPERATURE = 0.01  # vLLM takes this for any that is lower, but for 0
+_MAX_TEMPERATURE = 2.0  # vLLM refuses any that is higher
 
 
 def temperature_problem(temperature: float) -> str | None:
     """Return why a temperature would not be the one that is sampled at; None if it is."""
-    if not 0 < temperature < _MIN_TEMPERATURE:
-        return None
-    return f"is below {_MIN_TEMPERATURE:g}, the lowest that vLLM samples at; use {_MIN_TEMPERATURE:g} or more"
+    if 0 < temperature < _MIN_TEMPERATURE:
+        return f"is below {_MIN_TEMPERATURE:g}, the lowest that vLLM samples at; use {_MIN_TEMPERATURE:g} or more"
+    if temperature > _MAX_TEMPERATURE:
+        return f"is above {_MAX_TEMPERATURE:g}, the highest that vLLM samples at; use {_MAX_TEMPERATURE:g} or less"
+    return None
 
 
 def _check_temperature(temperature: float) -> float:

@@ -90,9 +90,7 @@ class _VllmCore:
             self._routes = EngineRoutes(self._engine, has_recorder=self._device == "cpu")
 
     def add(self, request: GenerationRequest, stream: TokenStream | None) -> None:
-        from vllm import SamplingParams
-
-        params = SamplingParams(**self._sampling_arguments(request, stream))
+        params = self._sampling_arguments(request, stream)
         self._add_request(request.request_id, request.token_ids, params, self._loras[request.lora])
         self._running[request.request_id] = RunningRequest(request, stream)
         if self._routes is not None:
@@ -170,18 +168,17 @@ class _VllmCore:
 
         vLLM computes prompt log-probabilities without temperature, top-k, top-p and cache.
         """
-        from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        params = SamplingParams(
-            max_tokens=1,
-            temperature=0.0,
-            prompt_logprobs=0,  # of the prompt's own tokens only
-            flat_logprobs=True,
-            detokenize=False,
-            skip_reading_prefix_cache=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        params = {
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "prompt_logprobs": 0,  # of the prompt's own tokens only
+            "flat_logprobs": True,
+            "detokenize": False,
+            "skip_reading_prefix_cache": True,
+            "output_kind": RequestOutputKind.FINAL_ONLY,
+        }
         self._add_request(probe_id, token_ids, params)
         waiting = self._scheduler.waiting  # a deque; the probe is its last
         waiting.prepend_request(waiting.pop())
@@ -202,14 +199,17 @@ class _VllmCore:
     def _scheduler(self) -> Any:
         return self._engine.engine_core.engine_core.scheduler  # runs in this process, unlike tensor-parallel workers
 
-    def _add_request(self, request_id: str, token_ids: tuple[int, ...], params: Any, lora: Any = None) -> None:
+    def _add_request(self, request_id: str, token_ids: Sequence[int], params: dict[str, Any], lora: Any = None) -> None:
         """Add a request, of samples or of a probe: all get the serving adapter here, where updates are adapters.
 
         Raises: RequestRefusedError, whatever vLLM raises: one request must not end the engine.
         """
+        from vllm import SamplingParams
+
         adapter = self._adapter.request() or lora
         try:
-            self._engine.add_request(request_id, _token_prompt(token_ids), params, lora_request=adapter)
+            sampling = SamplingParams(**params)
+            self._engine.add_request(request_id, _token_prompt(token_ids), sampling, lora_request=adapter)
         except Exception as error:
             with suppress(Exception):  # of its samples some may have been added
                 self._engine.abort_request([request_id])
@@ -295,6 +295,6 @@ class _VllmCore:
             self._engine.engine_core.shutdown()
 
 
-def _token_prompt(token_ids: tuple[int, ...]) -> dict[str, Any]:
+def _token_prompt(token_ids: Sequence[int]) -> dict[str, Any]:
     """Return a prompt in vLLM's format for token ids."""
     return {"type": "token", "prompt_token_ids": list(token_ids)}

@@ -64,6 +64,19 @@ def test_a_request_that_vllm_cannot_take_is_refused_and_nothing_of_it_stays(erro
     assert engine.aborted == ["one", "coati probe 1"]
 
 
+def test_sampling_that_vllm_refuses_ends_its_request_and_not_the_engine(vllm, monkeypatch) -> None:
+    def refuse(**settings: Any) -> None:
+        raise ValueError(f"n must be at most 16384, got {settings['n']}")
+
+    monkeypatch.setattr(sys.modules["vllm"], "SamplingParams", refuse)
+    core = _VllmCore(EngineOptions(model="none", max_model_len=8))
+    core._engine = Engine(ValueError("not reached"))
+    request = GenerationRequest(request_id="one", token_ids=(1,), num_samples=20000, sampling=SamplingParams())
+    with pytest.raises(RequestRefusedError, match="n must be at most 16384, got 20000"):
+        core.add(request, None)
+    assert core.num_running() == 0
+
+
 @pytest.mark.parametrize(("schema", "expected"), [(None, None), ('{"type": "object"}', {"json": '{"type": "object"}'})])
 def test_a_schema_constrains_the_samples_and_without_one_nothing_does(schema, expected) -> None:
     core = _VllmCore(EngineOptions(model="none", max_model_len=8))

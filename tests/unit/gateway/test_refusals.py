@@ -94,6 +94,7 @@ def test_half_of_a_surrogate_pair_is_refused(episode) -> None:
         ({"temperature": -1}, "temperature"),
         ({"temperature": 0}, "temperature"),
         ({"temperature": 0.005}, "temperature"),
+        ({"temperature": 3}, "temperature"),
         ({"top_p": 0.5}, "top_p"),
         ({"top_k": 5}, "top_k"),
         ({"min_p": 0.5}, "min_p"),

@@ -9,13 +9,14 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from coati_rl.config import Config
-from coati_rl.errors import ConfigError, EngineError
+from coati_rl.errors import ConfigError, EngineError, RolloutError
 from coati_rl.members import Members
 from coati_rl.reading.chat_template import apply_chat_template
 from coati_rl.reading.conversations import leading_ids
 from coati_rl.samples import CUT_OFF, PENALIZED, Sample
 from coati_rl.types import CUTS, GenerationRequest, SamplingParams
 from coati_rl.types import Completion as EngineCompletion
+from producer.environments.step_sampling import with_call_sampling
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or a conversation
 
@@ -87,25 +88,30 @@ class EngineClient:
             n: completions of each.
             timeout_s: time limit, in seconds.
             sampling: fields of `SamplingParams` in place of the engine's own; a seed counts up by sample.
-        Raises: EngineError if a prompt is refused, the time is over or the engine sleeps.
+        Raises: ConfigError for a field that there is not, or a value of another type; EngineError if a prompt is
+            refused, the time is over or the engine sleeps.
         """
         if self.is_asleep:
             raise EngineError("the engine sleeps: trainer.push_to(engine), then engine.wake()")
         own = self._config.sampling
-        first = sampling.pop("seed", self._config.run.seed + self._num_samples)
-        self._num_samples += n * len(prompts)
         base = SamplingParams(
             temperature=own.temperature,
             max_new_tokens=own.max_new_tokens,
+            stop=tuple(own.stop),
+            seed=self._config.run.seed + self._num_samples,
             **{name: getattr(own, name) for name in CUTS},
         )
-        base = replace(base, **{"stop": tuple(own.stop or ()), **sampling})
+        try:
+            base = with_call_sampling(base, sampling)
+        except RolloutError as error:
+            raise ConfigError(str(error)) from error
+        self._num_samples += n * len(prompts)
         requests = [
             GenerationRequest(
                 request_id=f"prompt-{next(self._numbers)}",
                 token_ids=tuple(self._token_ids(prompt)),
                 num_samples=n,
-                sampling=replace(base, seed=first + n * index),
+                sampling=replace(base, seed=base.seed + n * index),
             )
             for index, prompt in enumerate(prompts)
         ]

@@ -9,7 +9,7 @@ from coati_rl.config.model import ModelConfig
 from coati_rl.config.named_values import NamedValues
 from coati_rl.config.parallel import ParallelConfig
 from coati_rl.config.reward import RewardConfig, RewardType
-from coati_rl.config.sampling import SamplingConfig, Temperature, own_engine
+from coati_rl.config.sampling import SamplingConfig, StopTexts, Temperature, own_engine
 from coati_rl.config.sections import JobConfig
 from coati_rl.reward_spec import NO_REWARD
 
@@ -39,7 +39,7 @@ class GenerateSamplingConfig(Section):
         gt=0,
     )
     max_new_tokens: int = shared_field(SamplingConfig, "max_new_tokens")
-    stop: list[str] = shared_field(SamplingConfig, "stop")
+    stop: StopTexts = shared_field(SamplingConfig, "stop")
     seed: int = experiment(0, "Seed of sampling; each sample has a seed of its own, which follows from it.", ge=0)
 
 

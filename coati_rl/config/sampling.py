@@ -28,7 +28,14 @@ def _check_temperature(temperature: float) -> float:
     return temperature
 
 
+def _check_stop(stop: list[str]) -> list[str]:
+    if "" in stop:
+        raise ValueError("an empty text would end every response at its first token; leave it out")
+    return stop
+
+
 Temperature = Annotated[float, AfterValidator(_check_temperature)]
+StopTexts = Annotated[list[str], AfterValidator(_check_stop)]
 
 
 def own_engine() -> Any:
@@ -87,7 +94,7 @@ class SamplingConfig(Section):
         metavar="NAME=VALUE",
         needs={"backend": ("vllm",)},
     )
-    stop: list[str] = experiment([], "Text that ends a response; repeat the flag for several.")
+    stop: StopTexts = experiment([], "Text that ends a response; repeat the flag for several.")
     eval_samples: int = execution(
         1,
         "Answers per evaluation prompt; several give avg@N and pass@k.",

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_serializer
 
 from coati_rl.config.reward import OwnFunction, RewardType
-from coati_rl.config.sampling import Temperature
+from coati_rl.config.sampling import StopTexts, Temperature
 from coati_rl.reward_spec import MathAnswer
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
@@ -35,7 +35,7 @@ class TaskConfig(BaseModel):
     top_p: float = Field(1.0, gt=0, le=1)
     min_p: float = Field(0.0, ge=0, le=1)
     max_new_tokens: int = Field(1, ge=1)
-    stop: list[str] = []
+    stop: StopTexts = []
 
     @property
     def given(self) -> dict[str, Any]:

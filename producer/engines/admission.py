@@ -5,11 +5,13 @@ core, requests held back for a commit, or the reason for a refusal. All engines 
 alike; a refused request yields a result with an error and does not end the engine.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from coati_rl.config.sampling import temperature_problem
 from coati_rl.types import Completion, GenerationRequest, GenerationResult
 from producer.engines.token_stream import TokenStream
 
@@ -110,14 +112,19 @@ def check_request(request: GenerationRequest, *, vocab_size: int, max_model_len:
         raise RequestRefusedError(
             f"num_samples {request.num_samples} and max_new_tokens {sampling.max_new_tokens} must be positive"
         )
-    if sampling.temperature < 0.0 or not 0.0 < sampling.top_p <= 1.0 or (sampling.top_k or 1) < 1:
+    if not sampling.temperature >= 0.0 or not 0.0 < sampling.top_p <= 1.0 or (sampling.top_k or 1) < 1:
         raise RequestRefusedError(
             f"temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}: "
             "need at least 0, in (0, 1], and None or at least 1"
         )
+    if problem := temperature_problem(sampling.temperature):
+        raise RequestRefusedError(f"temperature {sampling.temperature:g} {problem}")
+    if "" in sampling.stop:
+        raise RequestRefusedError("stop: an empty text would end the response at its first token; leave it out")
     if sampling.seed is not None and not _MIN_SEED <= sampling.seed <= _MAX_SEED - request.num_samples:
         raise RequestRefusedError(f"seed {sampling.seed}: must be an integer of 64 bits")
-    if not 0.0 <= sampling.min_p <= 1.0 or sampling.repetition_penalty <= 0.0:
+    if not 0.0 <= sampling.min_p <= 1.0 or not 0.0 < sampling.repetition_penalty < math.inf:
         raise RequestRefusedError(
-            f"min_p {sampling.min_p}, repetition_penalty {sampling.repetition_penalty}: need in [0, 1], and above 0"
+            f"min_p {sampling.min_p}, repetition_penalty {sampling.repetition_penalty}: need in [0, 1], and a finite "
+            "number above 0"
         )

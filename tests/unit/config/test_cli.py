@@ -242,6 +242,7 @@ def test_a_file_that_is_missing_is_refused(tmp_path):
         (["-b", "http://u:secret@a:1"], "leave user and password out of the address"),
         (["-temp", "0"], "--temperature '0': Input should be greater than 0"),
         (["-temp", "0.005"], "--temperature '0.005': is below 0.01, the lowest that vLLM samples at; use 0.01 or more"),
+        (["--stop", ""], "--stop ['']: an empty text would end every response at its first token; leave it out"),
         (["-temp", "3"], "--temperature '3': is above 2, the highest that vLLM samples at; use 2 or less"),
         (["--eval-temperature", "0.005"], "--eval-temperature '0.005': is below 0.01"),
         (["-temp", "inf"], "--temperature 'inf': Input should be a finite number"),

@@ -124,6 +124,14 @@ def test_a_prompt_that_is_too_long_is_refused(engine):
         engine.generate([[5] * 60], n=1)
 
 
+@pytest.mark.parametrize("wrong", [{"stop": [""]}, {"temperature": np.nan}, {"top_k": 2.5}, {"seeds": 1}])
+def test_sampling_that_there_is_not_is_refused_and_a_stop_text_is_one_text(engine, wrong):
+    with pytest.raises(ConfigError, match=f"sampling '?{next(iter(wrong))}"):
+        engine.generate(["one"], **wrong)
+    (whole,), (asked,) = (engine.generate(["one"], seed=np.int64(7), stop=stop) for stop in ((), "abcdefghijk lmnop"))
+    assert whole[0].token_ids.tolist() == asked[0].token_ids.tolist()
+
+
 def test_scores_are_those_of_plain_transformers_in_the_order_of_the_samples(model_dir, samples):
     plain = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     with coati.Trainer(model_dir, "grpo", **GRPO) as trainer:

@@ -134,7 +134,8 @@ class DecodingBatch:
         device = self._model.device
         token_ids = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=device)
         self._attention_mask = torch.nn.functional.pad(self._attention_mask, (0, 1), value=1)
-        positions = self._attention_mask.sum(dim=-1, keepdim=True) - 1
+        # Those of finished rows stay, since a model's table of positions may end there.
+        positions = torch.tensor([[len(row.prompt) + len(row.token_ids) - 1] for row in self._rows], device=device)
         logits = self._run(token_ids, self._attention_mask, positions=positions)
         if self._recorder is not None:
             for row, routes in zip(self._rows, self._recorder.take(token_ids), strict=True):

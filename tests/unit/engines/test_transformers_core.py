@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from coati_rl.types import GenerationRequest, SamplingParams
 from producer.engines import EngineOptions
+from producer.engines.decoding import DecodingBatch, Row
 from producer.engines.transformers_engine import _TransformersCore
 
 PROMPT = (5, 6, 7, 8)
@@ -79,6 +80,32 @@ def test_a_request_as_large_as_a_batch_has_the_same_bits_whatever_else_has_arriv
         found |= {result.request_id: bits(result.completions) for result in core.step()}
     assert found["20"] == alone
     assert found.keys() == {"20", "40", "60"}
+
+
+def test_a_sample_that_took_the_models_last_position_ends_without_ending_the_others():
+    config = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(**config, eos_token_id=0)).eval()
+    rows = [
+        Row(
+            request_id=f"{number}",
+            index=0,
+            prompt=(number + 1,) * length,
+            sampling=SamplingParams(seed=number),
+            max_tokens=16 - length,
+            generator=torch.Generator().manual_seed(number),
+        )
+        for number, length in enumerate((14, 2, 2, 2, 2))
+    ]
+    batch = DecodingBatch(model, rows, eos_token_ids=frozenset(), decode=lambda token_ids: "")
+    while not batch.is_done():
+        batch.step(0)
+    assert [len(row.token_ids) for row in rows] == [2, 14, 14, 14, 14]
+    for row in rows:
+        token_ids = torch.tensor([[*row.prompt, *row.token_ids]])
+        with torch.no_grad():
+            logprobs = model(input_ids=token_ids[:, :-1]).logits[0, len(row.prompt) - 1 :].log_softmax(dim=-1)
+        expected = logprobs.gather(-1, token_ids[0, len(row.prompt) :, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(row.logprobs), expected, rtol=0, atol=1e-5)
 
 
 def test_an_aborted_request_keeps_its_tokens_and_the_others_go_on_as_if_alone(core):

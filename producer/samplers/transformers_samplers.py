@@ -173,19 +173,19 @@ class TransformersSamplers:
             block = next((each for each in line.blocks if each.num_free), None)
             if block is None and len(line.blocks) >= self._max_blocks:
                 return
+            asked, row = line.waiting[0]  # until it has a place: should this fail, `_fail` answers what waits
+            if not row.is_cancelled:
+                computed = self._prefill(name, asked, model)
+                tokens, logprobs = drawn(computed.logits, [row])
+                if row.take(tokens[0], logprobs[0], self._decode):
+                    row.done(None)
+                else:
+                    if block is None:
+                        block = Block(self._device)
+                        line.blocks.append(block)
+                    block.put(row, computed.layers)
             with self._changed:
-                asked, row = line.waiting.popleft()
-            if row.is_cancelled:
-                continue
-            computed = self._prefill(name, asked, model)
-            tokens, logprobs = drawn(computed.logits, [row])
-            if row.take(tokens[0], logprobs[0], self._decode):
-                row.done(None)
-                continue
-            if block is None:
-                block = Block(self._device)
-                line.blocks.append(block)
-            block.put(row, computed.layers)
+                line.waiting.popleft()
 
     def _prefill(self, name: str, asked: _Asked, model: Any) -> Prefill:
         """Run the model on a prompt, or find what an equal one has left."""

@@ -54,6 +54,20 @@ def requests(count, **others):
     ]
 
 
+def test_a_prompt_that_cannot_be_computed_is_answered_with_why_and_the_next_one_as_ever(samplers, monkeypatch):
+    def too_large(*_, **__):
+        raise RuntimeError("CUDA out of memory")
+
+    async def asked():
+        return await asyncio.wait_for(samplers.sample(SampleRequest(sampler="a", prompt=[5, 6], max_tokens=2)), 20)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("producer.samplers.transformers_samplers.prefill", too_large)
+        with pytest.raises(RuntimeError, match="CUDA out of memory"):
+            asyncio.run(asked())
+    assert 1 <= len(asyncio.run(asked()).sequences[0].token_ids) <= 2
+
+
 def bits(result):
     return [(each.token_ids, each.logprobs, each.has_stopped) for each in result.sequences]
 

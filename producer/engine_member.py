@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
 from coati_rl.types import Device, GenerationRequest
 from producer.engines import EngineOptions, create_engine
+from producer.engines.decoding_trial import check_decoding
 
 _MAX_SEQUENCES = 256  # decoded at a time, where --max-num-seqs is not given
 _SHARE_TIMEOUT_S = 60.0  # for the engine's thread to take references
@@ -26,6 +28,8 @@ class EngineMember:
 
     def __init__(self, config: Config, device: Device, *, shares_weights: bool = False) -> None:
         """Load the engine. `shares_weights`: it serves those of `share`. Raises: ConfigError, EngineError."""
+        if config.sampling.backend == "transformers":
+            check_decoding(Path(config.model.model))
         self._may_sleep = device == "cpu" or config.takes_turns or config.sampling.backend != "vllm"
         options = EngineOptions.with_flags(
             config.sampling,

@@ -54,6 +54,7 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before torch is imported
     from coati_rl.preflight.prepare_generation import engine_device
     from coati_rl.preflight.resources import checked_model_config, load_tokenizer, resolve_model, slow_precision
+    from producer.engines.decoding_trial import check_decoding
     from producer.served_weights import named_models, served_weights
 
     engine = config.engine
@@ -70,6 +71,8 @@ def serve_model(config: ServeConfig, *, say: Callable[[str], None], is_dry_run: 
     length = _max_model_len(engine.max_model_len, getattr(hf_config, "max_position_embeddings", None))
     check_experts(hf_config, device, backend=engine.backend, adapters="--adapter" if weights.adapters else None)
     check_engine_device(engine, device, max_model_len=length, max_num_seqs=engine.max_sequences)
+    if engine.backend == "transformers":
+        check_decoding(weights.base)
     tokenizer = load_tokenizer(weights.tokenizer, needs_chat_template=False)
     language = Language(tokenizer, ChatTemplate(tokenizer), tool_format_or_none(tokenizer, engine.tool_format))
     for warning in (*of_files, *slow_precision(precision, device)):

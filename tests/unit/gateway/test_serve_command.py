@@ -11,9 +11,12 @@ from pathlib import Path
 import httpx2 as httpx
 import psutil
 import pytest
+from transformers import Lfm2Config, Lfm2ForCausalLM
 
+import coati
 import producer.__main__
 from coati_rl.command_line import main as command_line
+from coati_rl.errors import ConfigError
 from producer.__main__ import serve_main
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,6 +61,19 @@ def test_a_model_must_be_named_and_exist(call, capsys, tmp_path) -> None:
     assert "--model: which model is served?" in capsys.readouterr().err
     code, printed = call("--device", "cpu", model=str(tmp_path / "none"))
     assert code == 2 and "no such directory" in printed
+
+
+def test_an_architecture_that_transformers_cannot_decode_in_batches_is_refused(call, tmp_path, tokenizer) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    layers = ["conv", "full_attention"]
+    config = Lfm2Config(**sizes, num_key_value_heads=2, vocab_size=len(tokenizer), layer_types=layers)
+    config.save_pretrained(tmp_path / "lfm2")
+    tokenizer.save_pretrained(tmp_path / "lfm2")
+    Lfm2ForCausalLM(config).save_pretrained(tmp_path / "lfm2")
+    code, printed = call("--device", "cpu", "-b", "transformers", "--dry-run", model=str(tmp_path / "lfm2"))
+    assert code == 2 and "--backend transformers: it cannot generate with --model" in printed
+    with pytest.raises(ConfigError, match="it cannot generate with --model"):
+        coati.Engine(tmp_path / "lfm2", backend="transformers", max_prompt_tokens=8, max_new_tokens=4)
 
 
 def test_a_taken_port_is_refused(call) -> None:

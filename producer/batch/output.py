@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -63,7 +64,8 @@ class BatchOutput:
 
     def __exit__(self, *_: object) -> None:
         for file in self._files:
-            file.close()
+            with suppress(OSError):  # of what could not be written before, which `add` has reported
+                file.close()
 
     def add(self, record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the rows of the next prompt, then its record. Raises: RunError if they cannot be written."""

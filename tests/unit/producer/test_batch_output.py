@@ -1,6 +1,7 @@
 """Test that the rows of an interrupted command are neither lost nor written twice, and who may write a file."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -121,6 +122,12 @@ def test_a_full_disk_is_told_with_the_path(path):
     path.symlink_to("/dev/full")
     output = BatchOutput(path, SETTINGS, overwrite=True)
     with pytest.raises(RunError, match=f"{path} cannot be written: "), output:
+        output.add({"uid": "p0"}, rows_of(0))
+
+
+def test_a_disk_that_fills_up_while_rows_are_written_is_told_with_the_path(path):
+    with pytest.raises(RunError, match="cannot be written: No space left"), BatchOutput(path, SETTINGS) as output:
+        output._rows = output._open(Path("/dev/full"))
         output.add({"uid": "p0"}, rows_of(0))
 
 

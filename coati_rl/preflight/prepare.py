@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from coati_rl.preflight.prompts import (
 from coati_rl.preflight.same_tokens import check_token_ids
 from coati_rl.preflight.saved_tokenizer import Encoded, some_rows
 from coati_rl.preflight.size_checks import check_length, check_prompts, check_step, resolve_device
+from coati_rl.preflight.stop_texts import check_stop_texts
 from coati_rl.reading.dataset import PromptSet, render_prompts
 from coati_rl.reading.prompt_source import PromptSource
 from coati_rl.transport.choice import choose_backend
@@ -122,6 +124,7 @@ class RunPreparation(Preparation[Config, RunRows, RunInputs, Prepared]):
 
     def make_inputs(self, config: Config, rows: RunRows, tokenizer: Any, hf_config: Any) -> RunInputs:
         self.environment.check_tokenizer(tokenizer)
+        check_stop_texts(config, tokenizer, Path(config.model.model))
         train, evaluation = make_run_prompts(rows, config, tokenizer)
         sets = {"--dataset": train} if rows.of_files else {}
         sets |= {f"--eval-dataset {name}": each for name, each in evaluation.items()}

@@ -22,6 +22,7 @@ from coati_rl.model_files.check import Use
 from coati_rl.preflight.prompts import RewardFacts, load_run_rows, make_run_prompts
 from coati_rl.preflight.resources import checked_model_config, load_run_tokenizer, precision_warnings, resolve_model
 from coati_rl.preflight.size_checks import check_length
+from coati_rl.preflight.stop_texts import check_stop_texts
 from coati_rl.reading.chat_template import now, set_variables, unread_warnings, writes_date
 from coati_rl.reading.dataset import PromptSet
 from coati_rl.types import CUTS, Device, Prompt, SamplingParams
@@ -110,6 +111,7 @@ def prepare_generation(
     check_experts(hf_config, device, backend=run.sampling.backend)
     data = config.data
     tokenizer = load_run_tokenizer(model, data, needs_chat_template=data.input_template is None)
+    check_stop_texts(run, tokenizer, model)
     if writes_date(tokenizer):
         date = data.template_date or (earlier or {}).get("template_date") or now()
         config = config.with_changes(template_date=date)

@@ -123,5 +123,6 @@ def _filters(config: Config) -> Iterator[str]:
                 f"they are multiples of 1/{sampling.num_generations}; use a wider range or a larger -g"
             )
     if algorithm.soft_over_length_punishment and (algorithm.cache_length or 0) > config.max_response_tokens:
-        limit = "--max-new-tokens" if sampling.max_episode_tokens is None else "max-episode-tokens - mpt ="
-        yield f"--cache-length {algorithm.cache_length} exceeds {limit} {config.max_response_tokens}; give less"
+        most = config.max_response_tokens
+        limit = "--max-new-tokens" if most == sampling.max_new_tokens else "max-episode-tokens - mpt ="
+        yield f"--cache-length {algorithm.cache_length} exceeds {limit} {most}; give less"

@@ -187,8 +187,10 @@ class Config(TrainingConfig):
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of the longest episode, prompt included."""
-        return self.sampling.max_episode_tokens or self.data.max_prompt_tokens + self.sampling.max_new_tokens
+        """Tokens of the longest episode, prompt included; without an environment it is one answer."""
+        one_answer = self.data.max_prompt_tokens + self.sampling.max_new_tokens
+        episode = self.sampling.max_episode_tokens or one_answer
+        return episode if self.environment.is_given else min(episode, one_answer)
 
     @property
     def max_response_tokens(self) -> int:

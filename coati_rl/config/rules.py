@@ -188,7 +188,7 @@ def _budget(config: Config) -> Iterator[str]:
 def named_length(config: Config) -> str:
     """The tokens of the longest episode, by the flags that set them."""
     prompt, sampling = config.data.max_prompt_tokens, config.sampling
-    if sampling.max_episode_tokens is not None:
+    if config.max_model_len == sampling.max_episode_tokens:
         return f"--max-episode-tokens {sampling.max_episode_tokens}"
     return f"-mpt {prompt} + -mnt {sampling.max_new_tokens} = {config.max_model_len}"
 
@@ -196,7 +196,7 @@ def named_length(config: Config) -> str:
 def shorter(config: Config, limit: int) -> str:
     """Episodes within a limit, as the flags to give."""
     prompt, sampling = config.data.max_prompt_tokens, config.sampling
-    if sampling.max_episode_tokens is not None:
+    if config.max_model_len == sampling.max_episode_tokens:
         return f"--max-episode-tokens {limit}{f' -mpt {limit // 2}' if limit <= prompt else ''}"
     if prompt < limit:
         return f"-mnt {limit - prompt}"

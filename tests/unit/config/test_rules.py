@@ -203,10 +203,20 @@ def test_an_episode_has_room_after_the_longest_prompt():
         check_argv(f"{VALID} -mpt 512 -mnt 100 --max-episode-tokens 512 {remedy}")
 
 
-def test_the_longest_episode_is_the_prompt_and_one_response_unless_it_is_given():
-    default, given = (parse(f"-mpt 512 -mnt 100 {flags}".split())[0] for flags in ("", "--max-episode-tokens 700"))
-    assert (default.max_model_len, default.max_response_tokens) == (612, 100)
-    assert (given.max_model_len, given.max_response_tokens) == (700, 188)
+@pytest.mark.parametrize(
+    ("flags", "longest", "response"),
+    [
+        ("", 612, 100),
+        ("--tools calculator --max-episode-tokens 700", 700, 188),
+        ("--tools calculator --max-episode-tokens 600", 600, 88),
+        ("--max-episode-tokens 700", 612, 100),  # an episode of one answer has no more than -mnt
+        ("--max-episode-tokens 600", 600, 88),
+    ],
+)
+def test_the_longest_episode_is_the_prompt_and_one_response_unless_it_is_given(flags, longest, response):
+    config = parse(f"-a DAPO -mpt 512 -mnt 100 {flags}".split())[0]
+    assert (config.max_model_len, config.max_response_tokens) == (longest, response)
+    assert config.over_length_cache == response // 4
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_dapo_is_a_matter_of_settings():
 
 @pytest.mark.parametrize(("episode", "sampled", "in_all"), [(140, 40, 40), (164, 64, 64), (300, 64, 200)])
 def test_the_tokens_of_an_episode_bound_its_responses_and_the_rules_of_length(episode, sampled, in_all):
-    settings = settings_of(f"-a DAPO -mpt 100 -mnt 64 --max-episode-tokens {episode}")
+    settings = settings_of(f"-a DAPO --tools calculator -mpt 100 -mnt 64 --max-episode-tokens {episode}")
     assert {plan.sampling.max_new_tokens for plan in settings.sampling_plans.values()} == {sampled}
     assert (settings.batch.rules.max_new_tokens, settings.batch.rules.over_length_cache) == (in_all, in_all // 4)
 

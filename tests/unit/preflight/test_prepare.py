@@ -119,8 +119,9 @@ def test_samples_longer_than_the_models_positions_are_refused(refusal, prepare_w
     prepare_with("-mnt 896")
     assert refusal("-mpt 1100").endswith("nearest: -mpt 512 -mnt 64")
     longest = "--max-episode-tokens 1025"
-    assert f"{longest} tokens exceed the 1024 positions" in refusal(longest)
-    assert refusal(longest).endswith("nearest: --max-episode-tokens 1024")
+    assert f"{longest} tokens exceed the 1024 positions" in refusal(f"{longest} -mnt 900")
+    assert refusal(f"{longest} -mnt 900").endswith("nearest: --max-episode-tokens 1024")
+    prepare_with(longest)  # -mpt and -mnt are shorter
     assert refusal(f"{longest} -mpt 1024").endswith("nearest: --max-episode-tokens 1024 -mpt 512")
 
 

@@ -202,8 +202,8 @@ def build_job(values: dict[str, Any], job: type[Job]) -> Job:
 
 def _from_text(name: str, value: Any, job: type[JobConfig]) -> Any:
     """Return what a shell can only say as text, and YAML may: None, and JSON objects."""
-    if name in _PATHS and isinstance(value, str | list) and value:
-        texts = [value] if isinstance(value, str) else value
+    texts = [value] if isinstance(value, str) else value
+    if name in _PATHS and texts and isinstance(texts, list) and all(isinstance(each, str) for each in texts):
         field = job.fields()[name]
         needs_names = described(field, "metavar") == "NAME=PATH"
         return None if texts[-1] == "None" else read_paths(spelling(name, field), texts, needs_names=needs_names)

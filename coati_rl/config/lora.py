@@ -60,12 +60,16 @@ class LoraConfig(Section):
     @field_validator("lora_targets", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        names = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
-        if not names or not all(isinstance(name, str) and name.strip() == name and name for name in names):
+        names = tuple(value.split(",")) if isinstance(value, str) else value
+        if (
+            not names
+            or not isinstance(names, tuple | list)
+            or not all(isinstance(name, str) and name.strip() == name and name for name in names)
+        ):
             raise ValueError("give names of layers, like q_proj,v_proj, or all-linear")
         if "all-linear" in names and len(names) > 1:
             raise ValueError("all-linear has every layer; leave the other names out")
-        return names
+        return tuple(names)
 
     @property
     def is_on(self) -> bool:

@@ -78,7 +78,7 @@ class JobConfig(BaseModel):
         for key, value in values.items():
             in_section = cls.is_section(key, value)
             for given, inner in _given(key, value).items() if in_section else [(key, value)]:
-                place, name = f"{key}.{given}" if in_section else key, field_names.get(given, given)
+                place, name = f"{key}.{given}" if in_section else str(key), field_names.get(given, given)
                 if in_section and section_of.get(name) != key:
                     raise ValueError(cls.unknown(place, inner))
                 if name in places:
@@ -92,7 +92,7 @@ class JobConfig(BaseModel):
         flat, section_of = cls.flattened(values), cls.section_of()
         for name, value in flat.items():
             if name not in section_of:
-                raise ValueError(cls.unknown(name, value))
+                raise ValueError(cls.unknown(str(name), value))
         return flat
 
     @classmethod

@@ -37,14 +37,16 @@ class ServerConfig(Section):
     @field_validator("adapter", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        texts = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+        texts = value.split(",") if isinstance(value, str) else value or ()
+        if not isinstance(texts, tuple | list) or not all(isinstance(text, str) for text in texts):
+            raise ValueError("give NAME=PATH, or several with commas")
         names = [text.partition("=")[0] for text in texts]
         for text, name in zip(texts, names, strict=True):
             if not _NAME.fullmatch(name) or not text.partition("=")[2]:
                 raise ValueError(f"{text!r} is no NAME=PATH; a name has letters, digits and . _ - : /")
             if names.count(name) > 1:
                 raise ValueError(f"{name} is named twice; give each adapter a name of its own")
-        return texts
+        return tuple(texts)
 
     @property
     def adapters(self) -> dict[str, str]:

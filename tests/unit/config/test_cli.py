@@ -211,6 +211,12 @@ def test_a_field_that_is_given_twice_or_in_another_section_is_refused_with_its_p
         ("a: [1", "not YAML"),
         ("- a\n- b", "holds a list; write one 'name: value' a line"),
         ("num_trainers: many", "--num-trainers 'many': Input should be a valid integer"),
+        ("5: 4", "unknown field '5'; --help lists the fields"),
+        ("null: 4", "unknown field 'None'"),
+        ("dataset: [a.jsonl, null]", "--dataset ['a.jsonl', None]: is neither a path nor paths by the name"),
+        ("eval_dataset: [5]", "--eval-dataset [5]: Input should be a valid dictionary"),
+        ("lora_targets: 5", "--lora-targets 5: give names of layers"),
+        ("lora_targets: null", "--lora-targets None: give names of layers"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_with_its_cause(yaml_file, text, message):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coati_rl.config.cli import parse_job
+from coati_rl.config.cli import build_job, parse_job
 from coati_rl.config.serve import ServeConfig
 from coati_rl.errors import ConfigError
 from coati_rl.types import SamplingParams
@@ -47,6 +47,7 @@ def test_the_default_may_be_an_adapter() -> None:
 def test_adapters_are_given_by_name() -> None:
     config, _ = parse_job(["--model", "m", "--adapter", "a=x/y=z,b-2=w"], ServeConfig)
     assert config.server.adapters == {"a": "x/y=z", "b-2": "w"}
+    assert parse_job(["--model", "m", "--adapter", "None"], ServeConfig)[0].server.adapters == {}
 
 
 @pytest.mark.parametrize(
@@ -55,3 +56,9 @@ def test_adapters_are_given_by_name() -> None:
 def test_what_is_no_name_and_path_is_refused(value: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_job(["--model", "m", "--adapter", value], ServeConfig)
+
+
+@pytest.mark.parametrize("value", [5, ["a=x", 5]])
+def test_adapters_of_another_type_are_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match="give NAME=PATH, or several with commas"):
+        build_job({"adapter": value}, ServeConfig)

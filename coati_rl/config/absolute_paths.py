@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from coati_rl.config.named_paths import read_sources
+from coati_rl.config.user_paths import exists
+from coati_rl.plugins import absolute
 
 _SOURCES = ("dataset", "eval_dataset")  # fields whose texts may name several files, with shares
 _MODELS = ("model", "teacher", "reference_model", "critic_model", "adapter")  # directories, or names of the hub
@@ -38,8 +40,4 @@ def _sources(value: str | Mapping[str, str]) -> str | dict[str, str]:
 
 def _existing(text: str) -> str:
     """Return the absolute path of what exists; any other text as it is."""
-    try:
-        path = Path(text).expanduser()
-        return str(path.absolute()) if path.exists() else text
-    except (OSError, ValueError, RuntimeError):  # too long for a path, say
-        return text
+    return str(absolute(text)) if exists(text) else text

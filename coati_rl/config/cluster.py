@@ -3,6 +3,7 @@
 from typing import Literal
 
 from coati_rl.config.fields import Section, execution
+from coati_rl.config.user_paths import OptionalPath
 
 
 class ClusterConfig(Section):
@@ -11,7 +12,7 @@ class ClusterConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = execution(
         "auto", "Where engines and trainers run; auto takes GPUs if any."
     )
-    ray_dir: str | None = execution(
+    ray_dir: OptionalPath = execution(
         None,
         "Directory in which a Ray started here keeps sockets and logs, in one of the run's own; default: temporary.",
         spelling="--ray_dir",

@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 from coati_rl.config.fields import Needs, Section, experiment
+from coati_rl.config.user_paths import OptionalPath
 
 
 def gamma_field() -> Any:
@@ -33,7 +34,7 @@ class CriticConfig(Section):
         metavar="ALPHA",
         gt=0,
     )
-    critic_model: str | None = experiment(
+    critic_model: OptionalPath = experiment(
         None,
         "Start of the critic: a model directory or hub id with the policy's tokens, or a directory of coati-rl rm or "
         "coati-rl value; default: --model.",

@@ -2,7 +2,6 @@
 
 from datetime import datetime
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from pydantic import field_validator
@@ -10,7 +9,9 @@ from pydantic import field_validator
 from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.config.named_paths import DataSource, check_evaluation_sets, read_sources, shares_of
 from coati_rl.config.tasks import TaskConfig, check_name
+from coati_rl.config.user_paths import exists
 from coati_rl.generator_spec import GENERATED
+from coati_rl.plugins import absolute
 
 CHATML = "chatml"
 
@@ -88,11 +89,10 @@ class DatasetFields(Section):
         """Return the text of a template, or the name of a known one."""
         if template is None or template == CHATML or _is_template(template):
             return template
-        file = Path(template).expanduser()
-        if not file.is_file():
+        if not exists(template):
             raise ValueError(f"is neither a file, nor a template with {{{{ or {{%, nor {CHATML}")
         try:
-            text = file.read_text(encoding="utf-8")
+            text = absolute(template).read_text(encoding="utf-8")
         except OSError as error:
             raise ValueError(f"cannot be read: {error.strerror or error}") from error
         if not _is_template(text):

@@ -3,6 +3,7 @@
 from typing import ClassVar, Literal
 
 from coati_rl.config.fields import Needs, Section, experiment
+from coati_rl.config.user_paths import OptionalPath
 
 DistillKL = Literal["token", "full"]
 
@@ -12,7 +13,7 @@ class DistillationConfig(Section):
 
     NEEDS: ClassVar[Needs] = {"teacher": ()}
 
-    teacher: str | None = experiment(
+    teacher: OptionalPath = experiment(
         None,
         "Frozen model that the policy is distilled from: directory or hub id, with the policy's vocabulary; None: off.",
         metavar="MODEL",

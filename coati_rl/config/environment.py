@@ -8,6 +8,7 @@ from pydantic import field_validator
 
 from coati_rl.config.fields import Needs, Section, execution, experiment
 from coati_rl.config.named_values import NamedValues, named_values
+from coati_rl.config.user_paths import exists
 from coati_rl.plugins import absolute, absolute_plugin, is_plugin
 
 ToolFormat = Literal["auto", "hermes", "llama3_json", "mistral", "pythonic", "qwen_xml"]
@@ -113,7 +114,9 @@ class EnvironmentConfig(Section):
             raise ValueError(f"is no command: {error}") from error
         if not words:
             raise ValueError("is empty; write a program and its arguments, such as 'python agent.py'")
-        return shlex.join(str(Path(word).absolute()) if Path(word).is_file() else word for word in words)
+        return shlex.join(
+            str(Path(word).absolute()) if exists(word) and Path(word).is_file() else word for word in words
+        )
 
     @field_validator("tools")
     @classmethod

@@ -11,6 +11,7 @@ from coati_rl.config.parallel import ParallelConfig
 from coati_rl.config.reward import RewardConfig, RewardType
 from coati_rl.config.sampling import SamplingConfig, StopTexts, Temperature, own_engine
 from coati_rl.config.sections import JobConfig
+from coati_rl.config.user_paths import OptionalPath
 from coati_rl.reward_spec import NO_REWARD
 
 
@@ -54,7 +55,7 @@ class GenerateRewardConfig(RewardConfig):
 class OutputConfig(Section):
     """The file that is written, and which samples."""
 
-    output: str | None = execution(
+    output: OptionalPath = execution(
         None,
         "JSON lines are written here, and to FILE.progress what is done: an interrupted command goes on if repeated.",
         short="-o",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import field_validator
 
 from coati_rl.config.fields import Needs, Section, execution, experiment
+from coati_rl.config.user_paths import OptionalPath
 
 if TYPE_CHECKING:
     from coati_rl.model_files.adapter_files import AdapterSpec
@@ -35,7 +36,7 @@ class LoraConfig(Section):
         lt=1,
     )
     use_rslora: bool = experiment(False, "Scale an adapter's product by ALPHA / sqrt(rank) (rsLoRA).")
-    adapter: str | None = experiment(
+    adapter: OptionalPath = experiment(
         None,
         "Adapter to begin with, in PEFT's format: a checkpoint of a run with --lora-rank, for example. It has its "
         "rank, scale and layers.",

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from coati_rl.config.fields import Section, experiment
+from coati_rl.config.user_paths import UserPath
 
 # Architectures whose attention the trainers compute sample by sample, without transformers' masks, so that samples can
 # share prefixes: `model_type` of their transformers config.
@@ -28,7 +29,7 @@ def aux_loss_coeff() -> Any:
 class ModelConfig(Section):
     """The policy's weights and their precision."""
 
-    model: str = experiment("Qwen/Qwen2.5-7B", "Model directory in HF format, or a hub id.", short="-m")
+    model: UserPath = experiment("Qwen/Qwen2.5-7B", "Model directory in HF format, or a hub id.", short="-m")
     precision: Literal["fp32", "bf16"] | None = experiment(
         None,
         "Precision of trainer, engine and weight wire; bf16 keeps fp32 masters. Default: bf16 on GPUs and with ZeRO.",

@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
+from coati_rl.config.user_paths import exists, usable
 from coati_rl.errors import ConfigError
 from coati_rl.generator_spec import is_generator, parse_generator, split_share
 
@@ -33,9 +33,9 @@ class DataSource:
 def read_sources(text: str) -> tuple[DataSource, ...]:
     """Return the sources of a text: PATH, or PATH,PATH, or PATH=SHARE,PATH=SHARE. An existing path is one source.
 
-    Raises: ValueError for an empty path or a share of 0.
+    Raises: ValueError for an empty path, one that cannot be looked up, or a share of 0.
     """
-    if Path(text).expanduser().exists():
+    if exists(text):
         return (DataSource(path=text),)
     sources = []
     for part in text.split(","):
@@ -44,6 +44,8 @@ def read_sources(text: str) -> tuple[DataSource, ...]:
             raise ValueError("a path is empty; write PATH,PATH or PATH=SHARE,PATH=SHARE")
         if share == 0:
             raise ValueError(f"the share of {path} is 0; leave it out, or give it a share above 0")
+        if not is_generator(path):
+            usable(path)
         sources.append(DataSource(path=path, share=share))
     return tuple(sources)
 
@@ -55,7 +57,7 @@ def _with_share(part: str) -> tuple[str, Fraction | None]:
         if text is not None and not re.fullmatch(_NUMBER, text):
             raise ValueError(f"{part}: the share {text!r} is no number above 0")
         return path, None if text is None else Fraction(text)
-    match = None if Path(part).expanduser().exists() else _WITH_SHARE.fullmatch(part)
+    match = None if exists(part) else _WITH_SHARE.fullmatch(part)
     return (match[1], Fraction(match[2])) if match else (part, None)
 
 
@@ -101,7 +103,7 @@ def read_paths(flag: str, texts: Sequence[str], *, needs_names: bool) -> Any:
             raise ConfigError(f"""{flag} {last!r}: not JSON ({error}); write '{{"task": "path.jsonl"}}'""") from error
     named: dict[str, str] = {}
     for text in texts:
-        match = None if Path(text).expanduser().exists() else _NAMED.fullmatch(text)
+        match = None if exists(text) else _NAMED.fullmatch(text)
         if match is None or (not needs_names and _SHARE.fullmatch(match[2])):
             continue
         if match[1] in named:

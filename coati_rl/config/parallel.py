@@ -2,6 +2,7 @@
 
 from coati_rl.config.fields import execution
 from coati_rl.config.trainers import TrainersConfig
+from coati_rl.config.user_paths import OptionalPath
 
 
 class ParallelConfig(TrainersConfig):
@@ -41,13 +42,13 @@ class ParallelConfig(TrainersConfig):
         "Address on which the run listens for them; one that other machines reach needs --join-cert.",
         needs={"join_port": ()},
     )
-    join_cert: str | None = execution(
+    join_cert: OptionalPath = execution(
         None,
         "PEM file of the certificate, and its chain, by which they know this run; default: plain HTTP, for a server of "
         "TLS in front.",
         needs={"join_port": ()},
     )
-    join_key: str | None = execution(None, "PEM file of the certificate's private key.", needs={"join_cert": ()})
+    join_key: OptionalPath = execution(None, "PEM file of the certificate's private key.", needs={"join_cert": ()})
     inference_batch_size: int = execution(64, "Prompts per producer per rollout step (ibs).", short="-ibs", ge=1)
     inference_microbatch_size: int = execution(
         8, "Prompts in flight per producer (imbs), of g samples each.", short="-imbs", ge=1

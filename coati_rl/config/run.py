@@ -2,6 +2,7 @@
 
 from coati_rl.config.fields import execution
 from coati_rl.config.training import TrainingRunConfig
+from coati_rl.config.user_paths import OptionalPath
 from coati_rl.types import RolloutDetail
 
 
@@ -17,7 +18,7 @@ class RunConfig(TrainingRunConfig):
         "Optimizer steps between checkpoints, rounded up to the next weight sync; -1 saves at the end only.",
         short="-si",
     )
-    rollout_save_dir: str | None = execution(None, "Rollouts as JSONL; default: <run-dir>/rollouts.", short="-rsd")
+    rollout_save_dir: OptionalPath = execution(None, "Rollouts as JSONL; default: <run-dir>/rollouts.", short="-rsd")
     rollout_detail: RolloutDetail = execution(
         "full", "Rollouts with token ids, log-probabilities and versions, so that a step can be recomputed, or without."
     )

@@ -15,6 +15,7 @@ from coati_rl.config.model import ModelConfig, RouterReplay
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.sections import JobConfig
 from coati_rl.config.trainers import TrainersConfig
+from coati_rl.config.user_paths import OptionalPath
 from coati_rl.reward_spec import RewardActors
 
 
@@ -22,10 +23,10 @@ class TrainingRunConfig(Section):
     """Seed, outputs, intervals."""
 
     project: str = execution("run", "Name of the run; the default run directory is runs/<project>.", short="-p")
-    run_dir: str | None = execution(
+    run_dir: OptionalPath = execution(
         None, "Run directory. An existing one is left alone: the new run is numbered, unless -cp goes on in it."
     )
-    checkpoint_path: str | None = execution(None, "Checkpoint directory of this project to resume from.", short="-cp")
+    checkpoint_path: OptionalPath = execution(None, "Checkpoint directory of this project to resume from.", short="-cp")
     seed: int = experiment(0, "Seed of data order, sampling and trainers.", ge=0)
     eval_interval: int = execution(
         -1, "Optimizer steps between evaluations; -1: before the first step and after the last one only.", short="-ei"
@@ -60,8 +61,8 @@ class TrainingRunConfig(Section):
     interrupt_grace_s: float = execution(
         15.0, "Seconds from Ctrl-C or SIGTERM until what has not ended is killed; a second one kills at once.", gt=0
     )
-    save_dir: str | None = execution(None, "Checkpoints; default: <run-dir>/checkpoints.", short="-sd")
-    eval_save_dir: str | None = execution(None, "Evaluation results; default: <run-dir>/eval.", short="-esd")
+    save_dir: OptionalPath = execution(None, "Checkpoints; default: <run-dir>/checkpoints.", short="-sd")
+    eval_save_dir: OptionalPath = execution(None, "Evaluation results; default: <run-dir>/eval.", short="-esd")
     enable_profiling: bool = execution(
         False, "Write a torch profiler trace of one training step per trainer.", spelling="--enable_profiling"
     )

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from coati_rl.config.fields import Section, execution, experiment
 from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.optimizer import OptimizerConfig
+from coati_rl.config.user_paths import OptionalPath
 
 _RATE = OptimizerConfig.model_fields["learning_rate"].description or ""
 
@@ -28,7 +29,7 @@ class RewardOptimizerConfig(OptimizerConfig):
 class ReferenceConfig(Section):
     """Reference model of a preference loss."""
 
-    reference_model: str | None = experiment(
+    reference_model: OptionalPath = experiment(
         None, "Model directory in HF format that the loss compares with; default: --model as it is at the start."
     )
     precompute_reference: bool = execution(

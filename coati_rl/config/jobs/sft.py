@@ -10,6 +10,7 @@ from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_data import OfflineDataConfig
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.training import TrainingRunConfig
+from coati_rl.config.user_paths import OptionalPath
 
 LossOn = Literal["assistant", "last", "all"]
 
@@ -39,7 +40,7 @@ class TeacherTextConfig(Section):
 
     NEEDS: ClassVar[Needs] = {"teacher": ()}
 
-    teacher: str | None = experiment(
+    teacher: OptionalPath = experiment(
         None,
         "Frozen model whose distribution the text's tokens are trained on: directory or hub id, with the model's "
         "vocabulary; None: off.",

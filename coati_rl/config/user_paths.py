@@ -1,0 +1,34 @@
+"""Look up the paths that a user gives: ~ is expanded, and what can be no path is refused."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from coati_rl.plugins import absolute
+from coati_rl.text import shorten
+
+
+def exists(text: str) -> bool:
+    """Return True if a text is the path of what exists; False if it can be none, as it is too long, say."""
+    try:
+        return absolute(text).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def usable(text: str) -> str:
+    """Return a path, or a name of the hub, with ~ expanded.
+
+    Raises: ValueError for the home of an unknown user, and for what cannot be looked up (too long, no permission).
+    """
+    path = absolute(text) if text.startswith("~") else Path(text)
+    try:
+        path.exists()
+    except OSError as error:
+        raise ValueError(f"{shorten(text)} cannot be looked up ({error.strerror}); use another path") from error
+    return str(path) if text.startswith("~") else text
+
+
+UserPath = Annotated[str, AfterValidator(usable)]
+OptionalPath = Annotated[str | None, AfterValidator(lambda text: None if text is None else usable(text))]

@@ -17,6 +17,30 @@ def parse_yaml(text: str) -> Any:
     return yaml.safe_load(text)  # libyaml refuses halves of characters (surrogates), which names of files may have
 
 
+def repeated_key(document: yaml.Node | None) -> str | None:
+    """Return a key that a mapping anywhere in a document has twice, with its lines; None if there is none.
+
+    YAML keeps the value of the last of them.
+    """
+    waiting, seen = [document], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:  # an alias, of a node around it even
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        if isinstance(node, yaml.MappingNode):
+            lines: dict[str, int] = {}
+            for key, value in node.value:
+                name, line = str(key.value), key.start_mark.line + 1
+                if name in lines:
+                    return f"{name} is set twice, in line {lines[name]} and in line {line}; keep one of them"
+                lines[name] = line
+                waiting.append(value)
+    return None
+
+
 def to_yaml(value: Any) -> str:
     """Return a document with the keys in their order."""
     with suppress(UnicodeError):

@@ -5,7 +5,6 @@ Whatever is wrong ends in one ConfigError that names field, value and remedy.
 """
 
 import argparse
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from coati_rl import __version__
 from coati_rl.config.commands import commands_with
 from coati_rl.config.config import Config
 from coati_rl.config.fields import described, shown, spelling
-from coati_rl.config.named_paths import read_paths
+from coati_rl.config.named_paths import read_json, read_paths
 from coati_rl.config.needs import needed
 from coati_rl.config.other_names import answer_for
 from coati_rl.config.presets import without_dependents
@@ -211,8 +210,8 @@ def _from_text(name: str, value: Any, job: type[JobConfig]) -> Any:
         return None
     if name in _OBJECTS and isinstance(value, str):
         try:
-            return json.loads(value)
-        except json.JSONDecodeError as error:
+            return read_json(value)
+        except ValueError as error:
             remedy = f"write '{_OBJECTS[name]}', or {name}: in a --config file"
             raise ConfigError(
                 f"{spelling(name, job.fields()[name])} {value!r}: not JSON ({error}); {remedy}"

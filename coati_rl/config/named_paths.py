@@ -30,6 +30,18 @@ class DataSource:
         return is_generator(self.path)
 
 
+def read_json(text: str) -> Any:
+    """Return the value of a JSON text. Raises: ValueError, also for a name that an object has twice."""
+
+    def named(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"{twice!r} is given twice")
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=named)
+
+
 def read_sources(text: str) -> tuple[DataSource, ...]:
     """Return the sources of a text: PATH, or PATH,PATH, or PATH=SHARE,PATH=SHARE. An existing path is one source.
 
@@ -98,8 +110,8 @@ def read_paths(flag: str, texts: Sequence[str], *, needs_names: bool) -> Any:
     last = texts[-1]
     if last.startswith(("{", "[") if needs_names else "{"):
         try:
-            return json.loads(last)
-        except json.JSONDecodeError as error:
+            return read_json(last)
+        except ValueError as error:
             raise ConfigError(f"""{flag} {last!r}: not JSON ({error}); write '{{"task": "path.jsonl"}}'""") from error
     named: dict[str, str] = {}
     for text in texts:

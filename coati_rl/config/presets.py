@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from coati_rl.algorithms.choices import CORRECTION_BOUNDS
 from coati_rl.config.fields import described
 from coati_rl.plugins import absolute
-from coati_rl.yaml_text import parse_yaml
+from coati_rl.yaml_text import parse_yaml, repeated_key
 
 PRESETS = {path.stem.upper(): path for path in sorted((Path(__file__).parent / "presets").glob("*.yaml"))}
 
@@ -43,11 +43,15 @@ def read_preset(algo: str, known: Collection[str]) -> dict[str, Any]:
     if algo.upper() not in PRESETS and path.suffix not in (".yaml", ".yml"):
         raise ValueError(f"--algo {algo!r}: unknown; use {', '.join(PRESETS)}, or a FILE.yaml of your own")
     try:
-        settings = parse_yaml(path.read_text(encoding="utf-8")) or {}
+        text = path.read_text(encoding="utf-8")
+        settings = parse_yaml(text) or {}
+        repeated = repeated_key(yaml.compose(text, Loader=yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError) as error:  # yaml's own conversions, as of dates, raise ValueError
         raise ValueError(f"--algo {algo}: cannot be read ({' '.join(str(error).split())})") from error
     if not isinstance(settings, dict):
         raise ValueError(f"--algo {algo}: holds a {type(settings).__name__}; write one 'name: value' a line")
+    if repeated:
+        raise ValueError(f"--algo {algo}: {repeated}")
     unknown = [str(name) for name in settings if name not in known or name == "algo"]
     if unknown:
         raise ValueError(f"--algo {algo}: sets {', '.join(unknown)}, which is no setting of an algorithm")

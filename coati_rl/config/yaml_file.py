@@ -8,18 +8,20 @@ import yaml
 
 from coati_rl.config.sections import JobConfig
 from coati_rl.errors import ConfigError
+from coati_rl.yaml_text import repeated_key
 
 
 def read_yaml(path: Path, job: type[JobConfig]) -> dict[str, Any]:
     """Fields of a YAML file by flat name. Raises: ConfigError.
 
-    Refused are a missing file, bad YAML, an unknown key, a key in another section than its own, and a field that is
-    given twice.
+    Refused are a missing file, bad YAML, an unknown key, a key in another section than its own, and a field, or a key
+    below it, that is given twice.
     """
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         node = loader.get_single_node()
         keys = [*_keys(node, job)] if isinstance(node, yaml.MappingNode) else []  # before merge keys (<<) are resolved
+        repeated = repeated_key(node)
         values = {} if node is None else loader.construct_document(node)
     except OSError as error:
         raise ConfigError(f"--config {path}: cannot be read ({error}); give an existing YAML file") from error
@@ -30,6 +32,8 @@ def read_yaml(path: Path, job: type[JobConfig]) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"--config {path}: holds a {type(values).__name__}; write one 'name: value' a line")
     _refuse_repeated(path, keys)
+    if repeated:
+        raise ConfigError(f"--config {path}: {repeated}")
     try:
         return job.known(values)
     except ValueError as error:

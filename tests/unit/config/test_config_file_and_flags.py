@@ -77,6 +77,13 @@ def test_a_date_that_does_not_exist_is_refused_with_the_files_name(tmp_path, fla
         parse([flag, str(path)])
 
 
+def test_a_setting_that_a_preset_has_twice_is_refused_with_its_lines(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("kl_coeff: 0.1\nclip_eps_low: 0.3\nkl_coeff: 0.2\n")
+    with pytest.raises(ConfigError, match=f"--algo {path}: kl_coeff is set twice, in line 1 and in line 3"):
+        parse(["--algo", str(path)])
+
+
 def test_a_wrong_value_in_a_preset_is_told_with_the_presets_name(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("clip_eps_low: abc\nskip_threshold: None\n")

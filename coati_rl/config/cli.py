@@ -88,9 +88,22 @@ def build_parser(group: str | None = None, job: type[JobConfig] = Config) -> arg
         help="List flags and exit.",
     )
     general.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    general.add_argument("--config", metavar="FILE.yaml", help="Read fields from YAML; flags override them.")
+    general.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        type=_config_path,
+        metavar="FILE.yaml",
+        help="Read fields from YAML; flags override them.",
+    )
     general.add_argument("--dry-run", action="store_true", help="Print the resolved plan and exit.")
     return parser
+
+
+def _config_path(text: str) -> Path:
+    if not text:
+        raise ConfigError("--config '': is empty; give an existing YAML file, or leave it out")
+    return Path(text)
 
 
 def _required(job: type[JobConfig]) -> str:
@@ -149,8 +162,10 @@ def parse_job(argv: Sequence[str], job: type[Job]) -> tuple[Job, bool]:
     parser = build_parser(job=job)
     argv = _known_spellings(argv, {name for action in parser._actions for name in action.option_strings}, job)
     given = vars(parser.parse_args(argv))
-    path, dry_run = given.pop("config"), given.pop("dry_run")
-    values = without_dependents(read_yaml(Path(path), job), given, job.fields()) if path else {}
+    paths, dry_run = given.pop("config"), given.pop("dry_run")
+    if len(paths) > 1:
+        raise ConfigError(f"--config {' --config '.join(map(str, paths))}: one file is read; write all fields into one")
+    values = without_dependents(read_yaml(paths[0], job), given, job.fields()) if paths else {}
     values.update(given)
     return build_job({name: _from_text(name, value, job) for name, value in values.items()}, job), dry_run
 

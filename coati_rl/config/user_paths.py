@@ -12,7 +12,7 @@ from coati_rl.text import shorten
 def exists(text: str) -> bool:
     """Return True if a text is the path of what exists; False if it can be none, as it is too long, say."""
     try:
-        return absolute(text).exists()
+        return bool(text) and absolute(text).exists()
     except (OSError, ValueError):
         return False
 
@@ -20,8 +20,10 @@ def exists(text: str) -> bool:
 def usable(text: str) -> str:
     """Return a path, or a name of the hub, with ~ expanded.
 
-    Raises: ValueError for the home of an unknown user, and for what cannot be looked up (too long, no permission).
+    Raises: ValueError for an empty text, the home of an unknown user, and what cannot be looked up, as it is too long.
     """
+    if not text:
+        raise ValueError("is empty; give a path, or leave it out")
     path = absolute(text) if text.startswith("~") else Path(text)
     try:
         path.exists()

@@ -239,6 +239,8 @@ def test_a_file_that_is_missing_is_refused(tmp_path):
         (["stray"], "unrecognized arguments: stray"),
         (["-t"], "expected one argument"),
         (["-ed", "{bad"], "--eval-dataset '{bad': not JSON"),
+        (["--config", ""], "--config '': is empty; give an existing YAML file, or leave it out"),
+        (["--config", "a", "--config", "b"], "--config a --config b: one file is read; write all fields into one"),
         (["-ed", '{"a": "x", "a": "y"}'], "not JSON ('a' is given twice)"),
         (["--tasks", '{"a": {"top_p": 0.5}, "a": {}}'], "not JSON ('a' is given twice)"),
         (["-ed", "[1]"], "--eval-dataset [1]: Input should be a valid dictionary"),

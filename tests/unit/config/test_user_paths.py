@@ -34,6 +34,12 @@ def test_what_can_be_no_path_is_refused_with_its_flag(flag, path):
         parse([flag, f"held-out={path}" if flag == "-ed" else path])
 
 
+@pytest.mark.parametrize("flag", [*PATHS, "-d", "--chat-template"])
+def test_an_empty_text_is_not_the_working_directory(flag):
+    with pytest.raises(ConfigError, match=r"^--.* '': .*(empty|neither a file)"):
+        parse([flag, ""])
+
+
 def test_texts_that_are_longer_than_a_path_are_read_as_several_or_as_none():
     sources = ",".join(f"{'a' * 20}{number}.jsonl=1" for number in range(20))
     assert len(read_sources(parse(["-d", sources])[0].data.dataset)) == 20

@@ -5,9 +5,9 @@ The long flag is the field's name with hyphens; a few keep the underscore of the
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 from coati_rl.plugins import absolute_plugin, is_plugin
@@ -20,7 +20,21 @@ Needs = Mapping[str, tuple[Any, ...]]
 STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
-class Section(BaseModel):
+class Settings(BaseModel):
+    """Fields whose numbers are numbers: pydantic takes true for 1, which YAML reads where on or yes is written."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _a_number_is_no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool):
+            annotation = cls.model_fields[str(info.field_name)].annotation
+            kinds = {annotation, *get_args(annotation)}
+            if bool not in kinds and kinds & {int, float}:
+                raise ValueError("is no number (YAML reads on, off, yes and no as true and false); give one, or None")
+        return value
+
+
+class Section(Settings):
     """The settings of one part of a job; also a group of flags in --help."""
 
     model_config = STRICT

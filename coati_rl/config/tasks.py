@@ -7,8 +7,9 @@ that name no task are of the task "default".
 import re
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_serializer
+from pydantic import ConfigDict, Field, model_serializer
 
+from coati_rl.config.fields import Settings
 from coati_rl.config.reward import OwnFunction, RewardType
 from coati_rl.config.sampling import StopTexts, Temperature
 from coati_rl.reward_spec import MathAnswer
@@ -16,7 +17,7 @@ from coati_rl.reward_spec import MathAnswer
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 
 
-class TaskConfig(BaseModel):
+class TaskConfig(Settings):
     """Hold the settings of one task, each with the meaning and the bounds of the run's flag of the same name.
 
     Defaults are never read: a setting that is not given is the run's.
@@ -36,6 +37,7 @@ class TaskConfig(BaseModel):
     min_p: float = Field(0.0, ge=0, le=1)
     max_new_tokens: int = Field(1, ge=1)
     stop: StopTexts = []
+    stop: list[str] = Field([])
 
     @property
     def given(self) -> dict[str, Any]:

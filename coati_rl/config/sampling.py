@@ -38,6 +38,15 @@ Temperature = Annotated[float, AfterValidator(_check_temperature)]
 StopTexts = Annotated[list[str], AfterValidator(_check_stop)]
 
 
+def _check_stop(texts: list[str]) -> list[str]:
+    if "" in texts:
+        raise ValueError("an empty text ends every response at its first token; leave it out")
+    return texts
+
+
+StopTexts = Annotated[list[str], AfterValidator(_check_stop)]
+
+
 def own_engine() -> Any:
     """Return the field of a command whose engine is in a process of its own."""
     return experiment("vllm", "Generation engine; fake is deterministic noise for dry runs and tests.", short="-b")

@@ -38,6 +38,7 @@ class TaskConfig(Settings):
     max_new_tokens: int = Field(1, ge=1)
     stop: StopTexts = []
     stop: list[str] = Field([])
+    stop: StopTexts = Field([])
 
     @property
     def given(self) -> dict[str, Any]:

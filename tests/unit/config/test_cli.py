@@ -243,6 +243,8 @@ def test_a_file_that_is_missing_is_refused(tmp_path):
         (["stray"], "unrecognized arguments: stray"),
         (["-t"], "expected one argument"),
         (["-ed", "{bad"], "--eval-dataset '{bad': not JSON"),
+        (["--stop", ""], "--stop ['']: an empty text ends every response at its first token; leave it out"),
+        (["--tasks", '{"a": {"stop": [""]}}'], "an empty text ends every response"),
         (["--config", ""], "--config '': is empty; give an existing YAML file, or leave it out"),
         (["--config", "a", "--config", "b"], "--config a --config b: one file is read; write all fields into one"),
         (["-ed", '{"a": "x", "a": "y"}'], "not JSON ('a' is given twice)"),

@@ -29,12 +29,17 @@ from coati_rl.text import did_you_mean
 
 Job = TypeVar("Job", bound=JobConfig)
 
+_NEGATIVE = re.compile(r"-\.?\d")
 _PATHS = ("dataset", "eval_dataset")  # repeated for several
 # JSON objects, with an example of each.
 _OBJECTS = {"tasks": '{"math": {"reward_type": "boxed"}}', "chat_template_kwargs": '{"enable_thinking": false}'}
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._negative_number_matcher = _NEGATIVE  # argparse's own takes -1e-3 and -10,10 for flags
+
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (--help lists the flags)")
 

@@ -30,20 +30,11 @@ def _check_temperature(temperature: float) -> float:
 
 def _check_stop(stop: list[str]) -> list[str]:
     if "" in stop:
-        raise ValueError("an empty text would end every response at its first token; leave it out")
+        raise ValueError("an empty text ends every response at its first token; leave it out")
     return stop
 
 
 Temperature = Annotated[float, AfterValidator(_check_temperature)]
-StopTexts = Annotated[list[str], AfterValidator(_check_stop)]
-
-
-def _check_stop(texts: list[str]) -> list[str]:
-    if "" in texts:
-        raise ValueError("an empty text ends every response at its first token; leave it out")
-    return texts
-
-
 StopTexts = Annotated[list[str], AfterValidator(_check_stop)]
 
 

@@ -36,8 +36,6 @@ class TaskConfig(Settings):
     top_p: float = Field(1.0, gt=0, le=1)
     min_p: float = Field(0.0, ge=0, le=1)
     max_new_tokens: int = Field(1, ge=1)
-    stop: StopTexts = []
-    stop: list[str] = Field([])
     stop: StopTexts = Field([])
 
     @property

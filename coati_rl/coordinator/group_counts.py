@@ -4,6 +4,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import ClassVar
 
 from coati_rl.batching.episodes import has_logprobs
@@ -31,6 +32,7 @@ class GroupCounts:
         "_num_dropped",
         "_samples_failed",
         "_failed_in_dropped",
+        "_num_kept",
         "_num_steps_at_once",
         "_causes",
         "_examples",
@@ -38,18 +40,21 @@ class GroupCounts:
 
     def __init__(self, settings: CoordinatorSettings, start: Position, untrained: UntrainedRollouts) -> None:
         self._settings = settings
+        self._max_rate = Fraction(str(settings.max_failure_rate))  # exact: of 100 samples 29 are 0.29
         self._without_effect: Counter[NoEffect] = Counter()  # consecutive groups, over steps; a resumed run starts at 0
         self._reset()
         self._dropped += untrained.dropped
         self._num_dropped = start.groups_filtered
         self._failed_in_dropped = start.samples_failed
         self._samples_failed = start.samples_failed + untrained.samples_failed
+        self._num_kept = len(untrained.finished)
 
     def _reset(self) -> None:
         self._dropped: list[RolloutGroup] = []
         self._num_dropped = 0  # these groups, prompts that failed, and groups dropped before the run was resumed
         self._samples_failed = 0  # or undecidable
         self._failed_in_dropped = 0  # of these, the ones of dropped groups
+        self._num_kept = 0  # groups that came in for this step and later ones
         self._num_steps_at_once = 0  # whose groups came in together when the run was resumed
         self._causes: Counter[str] = Counter()  # of the failures, since the last step, by kind
         self._examples: dict[str, str] = {}  # the first of each kind
@@ -157,6 +162,8 @@ class GroupCounts:
         if is_dropped:
             self._num_dropped += 1
             self._failed_in_dropped += num_failed
+        else:
+            self._num_kept += 1
         if self._without_effect.total() >= self._settings.max_empty_groups:
             return  # keep the reason to stop until the trainers receive it
         if reason is None:
@@ -166,12 +173,12 @@ class GroupCounts:
 
     @property
     def _max_failed_samples(self) -> int:
-        """Return the limit of the step, in proportion to its scored samples, including dropped ones."""
+        """Return the limit for the samples of the step, or of all groups that came in, and scored dropped ones."""
         group_size = self._settings.sampling_plans["train"].group_size
-        due = self._settings.batch.prompts_per_step * group_size
-        extra = max(0, self._num_dropped * group_size - self._failed_in_dropped)
-        extra += max(0, self._num_steps_at_once - 1) * due
-        return self._settings.max_failed_samples * (due + extra) // due
+        due = self._settings.batch.prompts_per_step * max(1, self._num_steps_at_once)
+        num_samples = max(due, self._num_kept) * group_size
+        num_samples += max(0, self._num_dropped * group_size - self._failed_in_dropped)
+        return int(self._max_rate * num_samples)
 
 
 def _cause(group: RolloutGroup, episode: int) -> str:

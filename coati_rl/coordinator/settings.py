@@ -30,7 +30,7 @@ class CoordinatorSettings:
     max_steps: int | None
     eval_interval: int | None  # optimizer steps; None is off
     save_interval: int | None
-    max_failed_samples: int  # per optimizer step
+    max_failure_rate: float  # share of failed samples, past which the run stops
     dynamic_batching: bool  # a group without effect is replaced; else it counts for the step
     max_empty_groups: int  # consecutive groups without effect, at which the run stops
     seed: int
@@ -110,7 +110,7 @@ def coordinator_settings(
         max_steps=config.data.max_steps,
         eval_interval=run.eval_interval if config.data.eval_dataset and run.eval_interval > 0 else None,
         save_interval=run.save_interval if run.save_interval > 0 else None,
-        max_failed_samples=int(run.max_failure_rate * config.prompts_per_step * config.sampling.num_generations),
+        max_failure_rate=run.max_failure_rate,
         dynamic_batching=algorithm.dynamic_batching,
         max_empty_groups=algorithm.max_empty_batches * config.prompts_per_step,
         seed=run.seed,

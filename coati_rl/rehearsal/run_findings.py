@@ -36,5 +36,5 @@ def failures(run: RunDirectory, config: TrainingConfig) -> Iterator[str]:
     if number == len(rollouts):
         raise RunError(f"none of {number} samples has a score: {text}")
     rate = config.run.max_failure_rate
-    limit = f", and --max-failure-rate {rate:g} stops a run" if number > rate * len(rollouts) else ""
+    limit = f", and --max-failure-rate {rate:g} stops a run" if number / len(rollouts) > rate else ""
     yield f"{number} of {len(rollouts)} samples have no score{limit}: {text}"

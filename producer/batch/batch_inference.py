@@ -7,6 +7,7 @@ a wait in which nothing is finished. Produces: the rows of `BatchOutput`, prompt
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from coati_rl.coordinator.leases import LeaseTable
@@ -90,11 +91,11 @@ class _Progress:
         if isinstance(outcome, str):
             self._output.add({"uid": prompt.uid, "error": outcome}, [])
             self._num_failed += 1
-            limit = self._job.max_failure_rate * len(self._job.prompts)
-            if self._num_failed > limit:
+            allowed = int(Fraction(str(self._job.max_failure_rate)) * len(self._job.prompts))
+            if self._num_failed > allowed:
                 raise RunError(
                     f"{self._num_failed} prompts failed, and --max-failure-rate {self._job.max_failure_rate:g} allows "
-                    f"{int(limit)} of {len(self._job.prompts)}; the last one: {prompt.uid}: {outcome}"
+                    f"{allowed} of {len(self._job.prompts)}; the last one: {prompt.uid}: {outcome}"
                 )
             return
         record = group_record(outcome)

@@ -59,7 +59,7 @@ def make_settings():
             "max_steps": None,
             "eval_interval": None,
             "save_interval": None,
-            "max_failed_samples": 100,
+            "max_failure_rate": 25.0,
             "dynamic_batching": False,
             "max_empty_groups": 100,
             "seed": 0,

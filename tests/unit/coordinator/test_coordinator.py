@@ -103,7 +103,7 @@ def test_a_group_whose_arrays_do_not_belong_together_is_a_failed_prompt_and_take
 
 
 def test_too_many_failures_end_the_run_with_the_numbers(make_coordinator, make_group):
-    coordinator = make_coordinator(max_failed_samples=3)
+    coordinator = make_coordinator(max_failure_rate=0.75)
     coordinator.add_producer(0, version=0)
     leases = lease_all(coordinator)
     coordinator.fail(0, leases[0].lease_id, "engine refused")

@@ -213,7 +213,7 @@ def test_groups_dropped_since_the_last_step_count_towards_the_next_record(
 def test_failures_before_the_checkpoint_count_towards_what_is_allowed_in_a_step(make_coordinator):
     start = Position(step=1, num_drawn=3, groups_filtered=1, samples_failed=2)
     with pytest.raises(RunError, match="2 samples of one step failed"):
-        make_coordinator(max_failed_samples=1, start=start).next_work(0, rank=0, timeout_s=0)
+        make_coordinator(max_failure_rate=0.25, start=start).next_work(0, rank=0, timeout_s=0)
 
 
 def test_an_evaluation_that_was_complete_is_not_repeated(make_coordinator, make_group):

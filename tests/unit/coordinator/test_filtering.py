@@ -3,8 +3,6 @@
 g = 2, tbs * dp = 2, K = 2. A group is right and wrong unless said otherwise, and the filter wants just that.
 """
 
-import math
-
 import pytest
 
 from coati_rl.batching.packing import build_mini_batch
@@ -268,26 +266,3 @@ def test_the_learning_rates_clock_is_the_one_that_will_end_the_run(make_run, max
     run.lease()
     run.answer(4)
     assert [run.next_work().batch.learning_rate_progress for _ in range(2)] == progress
-
-
-def test_failures_are_weighed_against_all_samples_that_came_in_for_the_step(make_run):
-    run = make_run(40, max_failed_samples=2, n_behind=1, **DYNAMIC)  # 2 of 4
-    run.lease()
-    run.answer(2, **RIGHT)  # 4 scored samples that were dropped: 4 of 8 may fail now
-    run.answer(2, verdict="invalid")
-    assert run.next_work() is None
-    run.answer(1, verdict="invalid")
-    with pytest.raises(RunError, match="6 samples of one step failed or could not be scored, 4 are allowed"):
-        run.next_work()
-
-
-def test_samples_without_a_finite_log_probability_are_counted_and_past_the_limit_stop_the_run(make_run, make_group):
-    impossible = {"logprob": -math.inf}
-    run = make_run(8, reply=lambda uid: impossible if number_of(uid) == 0 else {}, num_episodes=1)
-    run.until(FinishWork)
-    records = run.events("step")
-    assert sum(record["samples_invalid"] for record in records) == 2
-    assert sum(record["samples_failed"] for record in records) == 2
-    run = make_run(8, reply=lambda uid: impossible, max_failed_samples=1)
-    with pytest.raises(RunError, match=r"because: the engine's log-probability of a token is not finite"):
-        run.until(FinishWork)

@@ -220,7 +220,7 @@ def test_failures_of_several_steps_that_are_taken_up_at_once_do_not_stop_a_run(
     make_coordinator, make_group, make_prompts, tmp_path
 ):
     # K = 2 steps of 2 prompts x 2 samples; 2 failed samples of a step are allowed, and each step has that many.
-    sizes = {"num_prompts": 20, "save_interval": 2, "max_failed_samples": 2}
+    sizes = {"num_prompts": 20, "save_interval": 2, "max_failure_rate": 0.5}
     run = Run(make_coordinator(**sizes, ledger=LedgerWriter(tmp_path / "ledger")), make_group)
     save = run.until(SaveWork)
     run.coordinator.report_saved(save.step, "")

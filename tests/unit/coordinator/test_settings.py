@@ -14,14 +14,14 @@ def settings_of(text):
 
 
 def test_sizes_come_from_the_version_algebra():
-    # P * ibs = 3 * 8 = 24, tbs * dp = 4 * 2 = 8: K = 3; slots (1 + 1) * 24; 10 % of 8 prompts x 5 samples may fail.
+    # P * ibs = 3 * 8 = 24, tbs * dp = 4 * 2 = 8: K = 3; slots (1 + 1) * 24.
     settings = settings_of("-t 2 -i 3 -ibs 8 -tbs 4 -tMbs 2 -tmbs 3 -g 5 -nb 1 --seed 7 --max-failure-rate 0.1")
     assert (settings.sync_period, settings.num_slots, settings.num_trainers) == (3, 48, 2)
     assert (settings.batch.dp, settings.batch.prompts_per_step, settings.batch.prompts_per_mini_batch) == (2, 8, 4)
     assert settings.batch.train_microbatch_size == 3
     assert (settings.batch.max_tokens_per_microbatch, settings.batch.one_sample_per_row) == (None, False)
     assert settings.batch.shares_prefixes
-    assert settings.max_failed_samples == 4
+    assert settings.max_failure_rate == 0.1
     assert settings.seed == 7
 
 

@@ -35,7 +35,7 @@ def run(tmp_path):
 
     def make(*lines):
         (tmp_path / "rollouts").mkdir()
-        (tmp_path / "config.yaml").write_text("{}\n")
+        (tmp_path / "config.yaml").write_text("model: m\n")
         for name, rows in {
             "metrics.jsonl": [{"step": 1, "logprob_gap_mean": 2e-7}, {"step": 2, "logprob_gap_mean": None}],
             "syncs.jsonl": [{"step": 0}, {"step": 1}, {"step": 2}],
@@ -56,6 +56,12 @@ def test_samples_without_a_score_are_a_warning_with_their_causes_and_the_runs_ow
     assert [*failures(run(LINE, LINE, LINE, INVALID), config)] == [
         "1 of 4 samples have no score, and --max-failure-rate 0.1 stops a run: 1 x timed out after 5 s"
     ]
+
+
+def test_a_share_of_exactly_the_limit_does_not_stop_a_run(run):
+    config = Config(model="m", dataset="d", max_failure_rate=0.29)
+    (warning,) = failures(run(*[LINE] * 71, *[INVALID] * 29), config)
+    assert warning == "29 of 100 samples have no score: 29 x timed out after 5 s"
 
 
 def test_a_run_none_of_whose_samples_has_a_score_would_fail(run):

@@ -15,7 +15,7 @@ from typing import Any
 from coati_rl.checkpoint.directory import BEST_LINK, checkpoints_in, step_of
 from coati_rl.disk import disk_errors
 from coati_rl.errors import RunError
-from coati_rl.observability.records import evaluation_metrics, step_of_record
+from coati_rl.observability.records import evaluation_figures, step_of_record
 
 BEST_FILE = "best.json"
 _SMALLEST = ("loss", "perplexity", "kl")  # metrics whose best value is the smallest, by the ends of their names
@@ -25,7 +25,7 @@ _SMALLEST = ("loss", "perplexity", "kl")  # metrics whose best value is the smal
 class BestCheckpoint:
     """Name the best checkpoint of a run; one process at a time calls `update`."""
 
-    metric: str  # as of `evaluation_metrics`: eval/SET/accuracy
+    metric: str  # as of `evaluation_figures`: eval/SET/accuracy
     checkpoints: Path
     evaluation: Path  # directory of summary.jsonl
 
@@ -54,16 +54,17 @@ class BestCheckpoint:
         path = self.evaluation / "summary.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         summaries = [json.loads(line) for line in lines if step_of_record(line) is not None]
-        figures = [(each, evaluation_metrics(each)) for each in summaries]
+        figures = [(each, evaluation_figures(each)) for each in summaries]
         of_set = [named for each, named in figures if self.metric.startswith(f"eval/{each['task']}/")]
         if of_set and not any(self.metric in named for named in of_set):
             raise RunError(
                 f"--keep-best {self.metric}: is no metric of the evaluations; use one of {', '.join(of_set[0])}"
             )
         return {
-            each["step"]: named[self.metric]
+            each["step"]: value
             for each, named in figures
-            if self.metric in named and each.get("policy_versions", [each["step"]]) == [each["step"]]
+            if (value := named.get(self.metric)) is not None
+            and each.get("policy_versions", [each["step"]]) == [each["step"]]
         }
 
     def _named(self) -> dict[str, Any] | None:

@@ -56,13 +56,18 @@ def evaluation_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
 
     Those of a task, in a set that has several, are eval/SET/TASK/accuracy, ...
     """
+    return {name: value for name, value in evaluation_figures(summary).items() if value is not None}
+
+
+def evaluation_figures(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the figures of `evaluation_metrics`, and those without a value: None where no answer has a verdict."""
     name = f"eval/{summary['task']}"
     figures = {name: summary} | {f"{name}/{task}": each for task, each in summary.get("by_task", {}).items()}
     return {
         f"{where}/{key}": value
         for where, values in figures.items()
         for key, value in values.items()
-        if isinstance(value, int | float) and not key.startswith("num_") and key not in _SETTINGS
+        if isinstance(value, int | float | None) and not key.startswith("num_") and key not in _SETTINGS
     }
 
 

@@ -54,6 +54,19 @@ def test_the_largest_value_is_the_best_and_the_earliest_of_equal_ones(run):
     assert named(best) == (4, 0.5)
 
 
+def test_an_evaluation_whose_metric_has_no_value_is_passed_over(run):
+    best = run("eval/math/reward_mean")
+    save(best, 2)
+    evaluate(best, 2, None, key="reward_mean")
+    assert best.update() is None and named(best) is None, "no answer has a verdict"
+    save(best, 4)
+    evaluate(best, 4, -1.5, key="reward_mean")
+    best.update()
+    assert named(best) == (4, -1.5)
+    with pytest.raises(RunError, match=r"eval/math/loss: is no metric of the evaluations; use one"):
+        run("eval/math/loss").update()
+
+
 def test_only_a_new_best_is_told(run):
     best = run()
     told = []

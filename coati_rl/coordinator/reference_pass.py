@@ -112,7 +112,7 @@ class ReferencePass:
         try:
             with np.load(self._path, allow_pickle=False) as arrays:
                 key, joined = str(arrays["key"]), arrays["logprobs"]
-        except (OSError, ValueError, KeyError, BadZipFile):
+        except (OSError, EOFError, ValueError, KeyError, RuntimeError, BadZipFile):  # as NumPy and zipfile raise them
             return False
         counts = [sample.num_loss_tokens for samples in self._sets.values() for sample in samples]
         if key != self._key or len(joined) != sum(counts):

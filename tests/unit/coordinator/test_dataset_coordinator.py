@@ -189,10 +189,21 @@ def test_the_reference_scores_every_sample_first_and_its_file_serves_the_next_ru
     assert not reference("other").is_complete, "of another model"
 
 
-def test_a_damaged_file_of_the_reference_is_computed_again(tmp_path):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: b"",
+        lambda whole: b"PK\x03\x04 cut off",
+        lambda whole: whole.replace(b"PK\x01\x02-\x03-\x00\x00", b"PK\x01\x02-\x03-\x00\x01"),  # "encrypted"
+    ],
+)
+def test_a_damaged_file_of_the_reference_is_computed_again(tmp_path, damage):
     sizes = DatasetSettings(dp=1, trainers_per_dp_rank=1, batch_size=4, micro_batch_size=2)
     path = tmp_path / "reference_logprobs.npz"
-    path.write_bytes(b"PK\x03\x04 cut off")
+    np.savez(path, key=np.array("k"), logprobs=np.zeros(8, np.float32))
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    assert path.read_bytes() != whole
     assert not ReferencePass({TRAIN: samples_of(4)}, sizes, path, model="m").is_complete
 
 

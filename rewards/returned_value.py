@@ -109,7 +109,7 @@ def _checked(score: Score) -> Score:
         return invalid_score(f"returned a Score with the reward {_shown(score.reward)}; {_OF_A_RESPONSE}")
     return Score(
         reward=reward or 0.0,
-        answer_correct=bool(score.answer_correct),
+        answer_correct=bool(score.answer_correct) and score.verdict != "invalid",  # undecided: counted as not correct
         format_valid=bool(score.format_valid),
         verdict=score.verdict,
         detail=shorten(score.detail, 300),

@@ -1,6 +1,7 @@
 """Test the conversion of a user function's return values, valid and invalid ones."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,7 @@ def test_a_score_of_the_users_may_be_invalid_whatever_its_reward() -> None:
     assert as_score(given) == Score(
         reward=0.0, answer_correct=False, format_valid=False, verdict="invalid", detail="no judge"
     )
+    assert as_score(replace(given, answer_correct=True)) == as_score(given), "evaluations count it as not correct"
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,8 @@ def _with_share(part: str) -> tuple[str, Fraction | None]:
 
 def shares_of(sources: Sequence[DataSource]) -> tuple[Fraction, ...]:
     """Return the shares of sources, whose sum is 1; none if none has one. Raises: ValueError if only some have one."""
-    given = {source.path: source.share for source in sources}
-    without = [path for path, share in given.items() if share is None]
-    if len(without) == len(given):
+    without = [source.path for source in sources if source.share is None]  # one path may be of two tasks
+    if len(without) == len(sources):
         return ()
     if without:
         raise ValueError(f"{without[0]} has no share, and others have; give each a share, PATH=SHARE, or none")

@@ -57,6 +57,8 @@ def test_a_path_that_exists_is_a_path_whatever_it_looks_like(tmp_path, monkeypat
     [
         (["-d", "a=0.5,b"], "--dataset 'a=0.5,b': b has no share, and others have; give each a share"),
         (["-d", "x=a=0.5", "-d", "y=b"], "b has no share"),
+        (["-d", "x=a=0.5", "-d", "y=a"], "a has no share"),
+        (["-d", "x=a", "-d", "y=a=0.5"], "a has no share"),
         (["-d", "a=0,b=1"], "--dataset 'a=0,b=1': the share of a is 0; leave it out"),
         (["-ed", "x=a=0.5,b"], "an evaluation set is read whole: leave out the share of a"),
         (["-d", "a,,b"], "a path is empty; write PATH,PATH or PATH=SHARE"),

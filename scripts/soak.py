@@ -243,7 +243,8 @@ def main() -> int:
         parser.error(f"--run-dir {run_dir}: exists; a soak begins a run of its own")
     soak = Soak(given.model.resolve(), run_dir, given.flags, seed=given.seed, num_prompts=given.prompts)
     soak.run(60 * given.minutes)
-    counts, problems = {}, soak.problems or ["no run began"]
+    counts: dict[str, Any] = {}
+    problems = soak.problems or ["no run began"]
     if (run_dir / "config.yaml").is_file():
         counts, found = found_in(run_dir, n_behind=1, num_prompts=given.prompts)
         problems = [*soak.problems, *found]

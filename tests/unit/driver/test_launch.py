@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import time
 from contextlib import closing, nullcontext
@@ -51,7 +52,8 @@ def test_what_ends_a_run_is_the_last_line_of_its_log(tmp_path, error, line):
     assert (tmp_path / "driver.log").read_text().splitlines()[-1].endswith(f"coati_rl.driver.launch: {line}")
 
 
-def test_the_log_is_utf_8_and_holds_what_is_no_text(tmp_path, capsys):
+def test_the_log_is_utf_8_and_holds_what_is_no_text(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("coati_rl"), "propagate", False)  # pytest could not send the line it captures
     with _driver_log(tmp_path / "driver.log"):
         launch.logger.info("Zürich \ud83d")
     assert "Zürich \\ud83d" in (tmp_path / "driver.log").read_text(encoding="utf-8")

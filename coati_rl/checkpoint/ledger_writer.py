@@ -50,7 +50,7 @@ class LedgerWriter:
         self._has_room = threading.Condition(lock)  # of those that have a group: one is let in after the other
         self._orders: list[Callable[[], None]] = []
         self._bytes_queued = 0  # of groups, before they are encoded
-        self._num_appended = self._num_written = self._num_durable = 0
+        self._num_appended = self._num_taken = self._num_written = self._num_durable = 0
         self._is_urgent = self._is_queued = False
         self._writer = BackgroundWriter(self._wake, name="ledger")
         self._state_lock: AbstractContextManager[object] = nullcontext()
@@ -127,11 +127,11 @@ class LedgerWriter:
 
     def wait_written(self, number: int, *, timeout_s: float) -> None:
         """Wait until a record outlives this process. Raises: RunError if it cannot be written, or is not in time."""
-        self._wait_for(lambda: self._num_written >= number, timeout_s)
+        self._wait_for(number, lambda: self._num_written, timeout_s)
 
     def wait_durable(self, number: int, *, timeout_s: float) -> None:
         """Wait until a record is on the disk. Raises: RunError if it cannot be written, or is not in time."""
-        self._wait_for(lambda: self._num_durable >= number, timeout_s)
+        self._wait_for(number, lambda: self._num_durable, timeout_s)
 
     def flush(self, *, timeout_s: float) -> None:
         """Wait for all records; see `wait_durable`."""
@@ -148,15 +148,15 @@ class LedgerWriter:
         finally:
             self._make_room(num_bytes)
 
-    def _wait_for(self, is_done: Callable[[], bool], timeout_s: float) -> None:
+    def _wait_for(self, number: int, reached: Callable[[], int], timeout_s: float) -> None:
         with self._changed:
-            if not is_done():
+            if number > self._num_taken:  # else it is being written, and the next batch need not hurry
                 self._is_urgent = True
                 self._asked.notify_all()
             is_there, num_frames = False, -1
             while not is_there and num_frames != self._num_frames_written:  # a frame was written meanwhile
                 num_frames = self._num_frames_written
-                is_there = self._changed.wait_for(lambda: is_done() or bool(self.problem), timeout_s)
+                is_there = self._changed.wait_for(lambda: reached() >= number or bool(self.problem), timeout_s)
         if self.problem is not None:
             raise RunError(self.problem)
         if not is_there:
@@ -191,7 +191,8 @@ class LedgerWriter:
             encode_state = None if self._describe is None else self._describe()
             with self._changed:
                 orders, self._orders = self._orders, []
-                number, self._is_urgent, self._is_queued = self._num_appended, False, False
+                number = self._num_taken = self._num_appended
+                self._is_urgent = self._is_queued = False
         with disk_errors(self._segment.path):
             for order in orders:
                 order()

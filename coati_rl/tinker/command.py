@@ -66,7 +66,7 @@ def _main(arguments: Sequence[str], make_base: MakeBase, _scratch: Path) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=PROG, description="Serve models by Tinker's API, until Ctrl-C.")
-    add = parser.add_argument
+    add, count = parser.add_argument, integer_from(1)
     add("--model", action="append", required=True, metavar="NAME=DIR", help="a base model, by the name clients use")
     add("--root", type=Path, required=True, metavar="DIR", help="checkpoints, and what a restart goes on from")
     add("--host", default="127.0.0.1", help="address to listen on; another one than loopback needs keys")
@@ -76,36 +76,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="what computes")
     add("--precision", choices=["fp32", "bf16"], help="of base models; default: bf16 on GPUs, else fp32")
     add("--sampler", choices=["transformers", "vllm"], default="transformers", help="what samples")
-    add(
-        "--max-tokens",
-        type=integer_from(1),
-        metavar="N",
-        help="of a sequence; default: the model's positions, at most 8192",
-    )
+    add("--max-tokens", type=count, metavar="N", help="of a sequence; default: the model's positions, at most 8192")
     limits = Limits()
-    add("--max-models", type=integer_from(1), default=limits.max_models, metavar="N", help="of a key at a time")
-    add(
-        "--max-checkpoint-gib",
-        type=positive,
-        default=limits.max_checkpoint_bytes / 2**30,
-        help="of a key's checkpoints",
-    )
-    add(
-        "--max-in-flight",
-        type=integer_from(1),
-        default=limits.max_in_flight,
-        metavar="N",
-        help="unanswered requests of a key",
-    )
+    add("--max-models", type=count, default=limits.max_models, metavar="N", help="of a key at a time")
+    most_gib = limits.max_checkpoint_bytes / 2**30
+    add("--max-checkpoint-gib", type=positive, default=most_gib, help="of a key's checkpoints")
+    add("--max-in-flight", type=count, default=limits.max_in_flight, metavar="N", help="unanswered requests of a key")
     add("--session-timeout-s", type=positive, default=limits.session_timeout_s, help="without a client's heartbeat")
     add("--poll-s", type=positive, default=limits.poll_s, help="that a call waits for an answer; a proxy may need less")
-    add(
-        "--save-steps",
-        type=integer_from(1),
-        default=limits.save_steps,
-        metavar="N",
-        help="between automatic checkpoints",
-    )
+    add("--save-steps", type=count, default=limits.save_steps, metavar="N", help="between automatic checkpoints")
     return parser
 
 

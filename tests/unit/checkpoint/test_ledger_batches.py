@@ -1,4 +1,4 @@
-"""What waits for a record hurries its batch, and not the one after it."""
+"""Test that a wait for a record hurries the batch that it is in, and not the next one."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A directory that is written again is there at any moment: as it was, or as it is now."""
+"""Test that a directory which is written again is there at any moment: as it was, or as it is now."""
 
 import os
 import signal

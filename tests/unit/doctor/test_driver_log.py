@@ -1,4 +1,4 @@
-"""Read the times of steps from driver.log."""
+"""Test how the times of steps are read from driver.log."""
 
 import time
 from itertools import pairwise

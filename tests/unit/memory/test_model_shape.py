@@ -5,6 +5,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from coati_rl.checkpoint.resumed_run import check_shape
 from coati_rl.config.cli import build_config
+from coati_rl.errors import ConfigError
 from coati_rl.memory.engine import EngineSettings, token_bytes
 from coati_rl.memory.model_shape import model_shape
 from coati_rl.model_files.config import setting
@@ -77,3 +78,5 @@ def test_a_layout_and_a_resumed_run_read_the_sizes_of_models_whose_layers_differ
     layout = build_config({"model": str(tmp_path), "dataset": "d", "num_trainers": 1})
     check_layout(layout, config)
     check_shape(layout, tmp_path)
+    with pytest.raises(ConfigError, match="-tp 3"):
+        check_layout(layout.with_changes(tensor_parallel_size=3, num_trainers=3), config)

@@ -1,4 +1,4 @@
-"""A text that no response can have is refused as one that ends it."""
+"""Test that a text which no response can have is refused as one that ends it."""
 
 import json
 
@@ -32,6 +32,9 @@ def test_a_special_token_is_refused_with_its_id_and_the_file_of_end_tokens(check
         check("--stop", "END", "--stop", "<|user|>")
 
 
-def test_texts_and_tokens_that_end_responses_are_taken(check):
+def test_texts_and_tokens_that_end_responses_are_taken(check, tmp_path):
     tokenizer = check("--stop", "END", "--stop", "<|tool|>")
-    check("--stop", tokenizer.eos_token)
+    (tmp_path / "generation_config.json").unlink()
+    assert check("--stop", tokenizer.eos_token) is tokenizer
+    with pytest.raises(ConfigError, match=r"--stop <\|tool\|>: a special token"):
+        check("--stop", "<|tool|>")

@@ -1,4 +1,4 @@
-"""Hold a port of an address that the user has given."""
+"""Test how a port of an address that the user has given is held."""
 
 import pytest
 

@@ -10,6 +10,7 @@ The client sends {"start" | "kill": number}, "start" with the process's socket a
 and the client say to each other is theirs; if it cannot be forked, its first line is {"error": cause}. All is JSON.
 """
 
+import asyncio
 import gc
 import json
 import logging
@@ -19,8 +20,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import NoReturn, TypeVar
 
@@ -32,7 +34,10 @@ from coati_rl.text import shorten
 
 logger = logging.getLogger(__name__)
 Made = TypeVar("Made")
+Said = TypeVar("Said")
 
+_MAX_STRETCH = 10  # of the time for a start, for a server that computes
+_CPU_CLOCK = 2  # CPUCLOCK_SCHED of the kernel, for the clock of another process: see clock_getcpuclockid(3)
 _COLLECT_S = 0.01  # between two looks at killed processes that have not ended
 _ONCE, _IN_EACH = "make it once", "make it in each process"
 
@@ -62,6 +67,44 @@ def start(body: str, variables: Mapping[str, str]) -> tuple[subprocess.Popen[byt
             raise
     ours.setblocking(False)
     return process, ours
+
+
+async def first_word(server_pid: int, word: Coroutine[None, None, Said], timeout_s: float) -> Said:
+    """Wait for what a server, or a process of it, says when it has started.
+
+    If the server or its processes used a core meanwhile, on a machine that is busy or loads models, they have the time
+    again, ten times at most: whoever ended them for being slow would begin their imports anew.
+
+    Raises: TimeoutError with the seconds that it was given.
+    """
+    task = asyncio.ensure_future(word)
+    waited_s, has_run = 0.0, True
+    try:
+        while has_run and waited_s < _MAX_STRETCH * timeout_s:
+            before = _family_cpu_time_s(server_pid)
+            done, _ = await asyncio.wait({task}, timeout=timeout_s)
+            if done:
+                return task.result()
+            has_run = _family_cpu_time_s(server_pid) > before
+            waited_s += timeout_s
+        raise TimeoutError(f"{waited_s:g} s")
+    finally:
+        task.cancel()
+
+
+def cpu_time_s(pid: int) -> float:
+    """Return the CPU time of a process so far, in seconds; 0 if it has ended."""
+    try:
+        return time.clock_gettime(~pid << 3 | _CPU_CLOCK)
+    except OSError:
+        return 0.0
+
+
+def _family_cpu_time_s(pid: int) -> float:
+    family = [pid]
+    with suppress(psutil.NoSuchProcess):
+        family += [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return sum(map(cpu_time_s, family))
 
 
 def wait_for_end(process: subprocess.Popen[bytes], timeout_s: float) -> None:

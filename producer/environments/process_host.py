@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
@@ -23,7 +23,7 @@ from producer.environments.returned_steps import as_rewards, as_start, as_step
 
 logger = logging.getLogger(__name__)
 
-_START_TIMEOUT_S = 120.0  # to import the user's file, on a machine that loads models
+_START_TIMEOUT_S = 120.0  # to import the user's file; one that uses a core all the while has ten times as long
 _END_S = 5.0  # for the server to kill the processes
 _MAX_LINE_BYTES = 64 << 20  # of what a call returned
 
@@ -94,16 +94,18 @@ class _Server:
     async def wait_ready(self) -> None:
         """Wait until the user's file is imported. Raises: EpisodeFailure."""
         try:
-            received = await asyncio.wait_for(
-                asyncio.get_running_loop().sock_recv(self._control, 1 << 16), _START_TIMEOUT_S
-            )
-        except TimeoutError:
+            received = await self.first_word(asyncio.get_running_loop().sock_recv(self._control, 1 << 16))
+        except TimeoutError as error:
             self.close()
-            raise EpisodeFailure(f"the file was not imported within {_START_TIMEOUT_S:g} s") from None
+            raise EpisodeFailure(f"the file was not imported within {error}") from None
         message = json.loads(received) if received else {"error": "the process that imports the file has ended"}
         if "error" in message:
             self.close()
             raise EpisodeFailure(message["error"])
+
+    async def first_word(self, word: Coroutine[None, None, bytes]) -> bytes:
+        """Wait for what it or a process of it says when it has started. Raises: TimeoutError."""
+        return await fork_server.first_word(self._process.pid, word, _START_TIMEOUT_S)
 
     async def start(self) -> tuple[int, asyncio.StreamReader, asyncio.StreamWriter]:
         """Start a process. Returns: its number, and the connection to it. Raises: OSError."""
@@ -203,7 +205,7 @@ class _ProcessCalls:
             server = await self._host.server()
             with suppress(TimeoutError, OSError):
                 number, reader, writer = await server.start()
-                if await asyncio.wait_for(reader.readline(), _START_TIMEOUT_S) == BEGUN:
+                if await server.first_word(reader.readline()) == BEGUN:
                     return server, number, reader, writer
                 writer.close()
                 await server.kill(number)

@@ -7,29 +7,28 @@ take 0.7 s for math, a fork milliseconds. `rewards/workers/worker_process.py` de
 import asyncio
 import json
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
+from math import inf
 from time import monotonic
 from typing import Any, cast
 
 from coati_rl.processes import fork_server
-from coati_rl.processes.fork_server import as_line
+from coati_rl.processes.fork_server import as_line, cpu_time_s
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Score
 from rewards.workers.worker_process import BODY, SPEC_VARIABLE
 
-START_TIMEOUT_S = 60.0  # imports take 0.7 s on an idle core; a machine that loads models is slower
+START_TIMEOUT_S = 60.0  # imports take 0.7 s on an idle core; one that uses a core all the while has ten times as long
 _END_TIMEOUT_S = 2.0  # to kill the workers and collect them
 _CONTROL_BUFFER = 4 << 20  # bytes of requests that wait while the reward is made, if the system allows as many
 # A worker is starved if it ran for less than this fraction of a time limit because other processes had the cores. Its
 # limit is then extended, up to this multiple.
 _MIN_RUN_FRACTION, _MAX_STRETCH = 0.2, 5
 _MAX_CPU_STRETCH = 20  # a CPU-time limit ends after this multiple in wall-clock time, for a process that does not run
-_CPU_CLOCK = 2  # CPUCLOCK_SCHED of the kernel, for the clock of another process: see clock_getcpuclockid(3)
 
 
 class StartError(Exception):
@@ -76,8 +75,8 @@ class Worker(asyncio.Protocol):
         self._transport.write(request)
 
     async def ready(self) -> dict[str, Any]:
-        """Wait for the worker's first message and return it. Raises: TimeoutError; WorkerLostError."""
-        message: dict[str, Any] = json.loads(await self._line(monotonic() + START_TIMEOUT_S))
+        """Wait for the worker's first message and return it. Raises: WorkerLostError."""
+        message: dict[str, Any] = json.loads(await self._line(inf))
         self.pid = message.get("ready", 0)
         return message
 
@@ -112,12 +111,12 @@ class Worker(asyncio.Protocol):
 
         Raises: TimeoutError; WorkerLostError.
         """
-        started, before_s, ran_s = monotonic(), self._cpu_time_s(), 0.0
+        started, before_s, ran_s = monotonic(), cpu_time_s(self.pid), 0.0
         while True:
             try:
                 return await self._score(monotonic() + max(cpu_limit_s - ran_s, cpu_limit_s / 50))
             except TimeoutError:
-                ran_s = self._cpu_time_s() - before_s
+                ran_s = cpu_time_s(self.pid) - before_s
                 if ran_s >= cpu_limit_s:
                     raise
                 if monotonic() - started >= _MAX_CPU_STRETCH * cpu_limit_s:
@@ -147,23 +146,17 @@ class Worker(asyncio.Protocol):
                 raise TimeoutError
             loop = asyncio.get_running_loop()
             self._arrival = loop.create_future()
-            timer = loop.call_at(until, self._wake)
+            timer = loop.call_at(until, self._wake) if until < inf else None
             try:
                 await self._arrival
             finally:
-                timer.cancel()
+                if timer is not None:
+                    timer.cancel()
         return self._lines.popleft()
 
     def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
-
-    def _cpu_time_s(self) -> float:
-        """Return the CPU time of the process so far, in seconds; 0 if it has ended."""
-        try:
-            return time.clock_gettime(~self.pid << 3 | _CPU_CLOCK)
-        except OSError:
-            return 0.0
 
     def _core_times_s(self) -> tuple[float, float]:
         """Return how long its first thread has run and waited for a core, in seconds; 0 if the kernel does not say."""
@@ -222,13 +215,13 @@ class ForkServer:
         loop = asyncio.get_running_loop()
         _, worker = await loop.create_connection(lambda: Worker(number, on_end), sock=ours)
         try:
-            message = await worker.ready()
+            message = await fork_server.first_word(self.pid, worker.ready(), START_TIMEOUT_S)
             if not worker.pid:
                 raise StartError(message["error"])
             return worker
         except TimeoutError as error:
             worker.close()
-            raise StartError(f"a worker was not ready after {START_TIMEOUT_S:g} s") from error
+            raise StartError(f"a worker was not ready after {error}") from error
         except WorkerLostError as error:
             await asyncio.wait({self._end}, timeout=1.0)  # if the fork server has ended, that is the cause
             raise StartError(self._end.result() if self._end.done() else self._no_start) from error

@@ -46,7 +46,7 @@ def test_producers_join_and_leave_with_their_node_and_no_prompt_is_lost(nodes, m
         [*job, "-b", "transformers", "-nb", 1, "-e", 1000, "--max-steps", 100_000, "--max-producers", 2],
         tmp_path / "run",
     )
-    run.wait_for_step(2, timeout_s=300)
+    run.wait_for_step(2)
     try:
         for cycle in range(1, CYCLES + 1):
             joined = join(nodes, tmp_path / "join.log")

@@ -47,12 +47,12 @@ def test_trainers_and_producers_are_put_where_they_fit_and_meet_across_nodes(nod
     # Both trainers fit on the node with 2 CPUs, which leaves the driver's own, with 3, to the producers: the trainers
     # meet at an address that the driver does not have, and the weights cross from one node to the other.
     run = start("--max-steps", 3, cpus=2, trainers=2, inferencers=2)
-    run.wait_for_step(1, timeout_s=300)
+    run.wait_for_step(1)
     head, second = ADDRESSES
     assert addresses_of(nodes, "TrainerActor") == {head: 0, second: 2}
     assert addresses_of(nodes, "ProducerActor") == {head: 2, second: 0}
     assert addresses_of(nodes, "CoordinatorActor") == {head: 1, second: 0}
-    assert run.wait(300) == 0, run.text()
+    assert run.wait() == 0, run.text()
     log = (run.run_dir / "logs" / "driver.log").read_text()
     assert f"trainer-1: 1 CPU at {second}, slot 1 of 2" in log, "cores are shared among the actors of a node"
     assert f"producer-1: 1 CPU at {head}, slot 1 of 2" in log
@@ -76,7 +76,7 @@ def test_a_run_that_no_node_has_room_for_is_refused_with_what_each_node_has(star
 def test_weights_cross_nodes_and_a_run_goes_on_without_a_node_and_with_another_coordinator(nodes, start):
     # One trainer and a producer on the head, which then has a CPU left; the other producer on the second node.
     run = start("-b", "transformers", "-e", 1000, "--max-steps", 1000, cpus=3, trainers=1, inferencers=2)
-    run.wait_for_step(2, timeout_s=300)
+    run.wait_for_step(2)
     head, second = ADDRESSES
     assert addresses_of(nodes, "CoordinatorActor") == {head: 1, second: 0}
     assert addresses_of(nodes, "TrainerActor") == {head: 1, second: 0}
@@ -107,7 +107,7 @@ def test_weights_cross_nodes_and_a_run_goes_on_without_a_node_and_with_another_c
 def test_a_lost_node_ends_a_run_that_has_no_room_elsewhere_within_a_minute(nodes, start):
     # Both trainers on the head, which has one CPU left; both producers on the second node: only one can be replaced.
     run = start("-b", "fake", "-e", 1000, "--max-steps", 1000, cpus=3, trainers=2, inferencers=2)
-    run.wait_for_step(2, timeout_s=300)
+    run.wait_for_step(2)
     assert addresses_of(nodes, "ProducerActor")[ADDRESSES[1]] == 2
     kill_raylet(nodes)
     assert run.wait(60) == 1, run.text()

@@ -12,8 +12,8 @@ from coati_rl.errors import ConfigError, RunError
 
 _PROBE_BYTES = 2**16
 _REMEDIES = {
-    errno.ENOSPC: "free space there (--keep-checkpoints N deletes older checkpoints)",
-    errno.EDQUOT: "free some of your quota there (--keep-checkpoints N deletes older checkpoints)",
+    errno.ENOSPC: "free space there (of a run, --keep-checkpoints N deletes older checkpoints)",
+    errno.EDQUOT: "free some of your quota there (of a run, --keep-checkpoints N deletes older checkpoints)",
     errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
     errno.EROFS: "mount it writable, or write elsewhere",
     errno.EACCES: "make it writable for this user, or write elsewhere",

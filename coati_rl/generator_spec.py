@@ -69,5 +69,5 @@ def parse_generator(path: str) -> GeneratorSpec:
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

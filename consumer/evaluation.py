@@ -1,7 +1,8 @@
 """Evaluate a job's objective on held-out samples, without gradient.
 
 Consumes: the parts of evaluation sets. Produces: with the last part of a set, its metrics over all ranks. A set's
-metrics are those of a training step with the same samples, such as its loss and perplexity.
+metrics are those of a training step with the same samples, such as its loss and perplexity; what is estimated over a
+step (KTO's divergence) is estimated over each part.
 """
 
 from collections.abc import Sequence

@@ -228,10 +228,12 @@ def _from_text(name: str, value: Any, job: type[JobConfig]) -> Any:
         return None if texts[-1] == "None" else read_paths(spelling(name, field), texts, needs_names=needs_names)
     if value == "None":
         return None
+    if value == ["None"] and job.fields()[name].get_default(call_default_factory=True) == []:
+        return []  # of a flag that is repeated for several, such as --stop
     if name in _OBJECTS and isinstance(value, str):
         try:
             return read_json(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             remedy = f"write '{_OBJECTS[name]}', or {name}: in a --config file"
             raise ConfigError(
                 f"{spelling(name, job.fields()[name])} {value!r}: not JSON ({error}); {remedy}"

@@ -110,7 +110,7 @@ def read_paths(flag: str, texts: Sequence[str], *, needs_names: bool) -> Any:
     if last.startswith(("{", "[") if needs_names else "{"):
         try:
             return read_json(last)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"""{flag} {last!r}: not JSON ({error}); write '{{"task": "path.jsonl"}}'""") from error
     named: dict[str, str] = {}
     for text in texts:

@@ -17,9 +17,10 @@ class EventLog:
         self._events.append({"event": kind, **fields})
 
     def acknowledge(self, number: int) -> None:
-        """Discard the events before this number, which the driver has received."""
-        del self._events[: number - self._num_acknowledged]
-        self._num_acknowledged = number
+        """Discard the events before this number, which the driver has received; a call that is late changes nothing."""
+        if number > self._num_acknowledged:
+            del self._events[: number - self._num_acknowledged]
+            self._num_acknowledged = number
 
     def unacknowledged(self) -> list[dict[str, Any]]:
         """Return all events that are not discarded."""

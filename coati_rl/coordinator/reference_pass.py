@@ -29,13 +29,20 @@ class ReferencePart:
     slices: Sequence[tuple[int, int]]
 
 
+def model_key(directory: Path) -> str:
+    """Return a text that is another one if files of weights were replaced, from their names, sizes and times."""
+    files = sorted(path for path in directory.iterdir() if path.suffix in (".safetensors", ".bin"))
+    stats = [(path.name, path.stat()) for path in files]
+    return "\n".join([str(directory.resolve()), *(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)])
+
+
 class ReferencePass:
     """Order the parts, collect their scores, and give the samples their `ref_logprobs`."""
 
     def __init__(
         self, sets: Mapping[str, Sequence[Sample]], settings: DatasetSettings, path: Path, *, model: str
     ) -> None:
-        """Read the file if it is of these samples and this model; else plan the parts."""
+        """Read the file if it is of these samples and this model, see `model_key`; else plan the parts."""
         self._sets = {name: list(samples) for name, samples in sets.items()}
         self._path = path
         self._key = "\n".join([model, *(f"{name}: {fingerprint(samples)}" for name, samples in sets.items())])

@@ -15,7 +15,7 @@ from coati_rl.coordinator.dataset_coordinator import TRAIN, DatasetCoordinator, 
 from coati_rl.coordinator.evaluation import EvaluationRounds
 from coati_rl.coordinator.logprob_mismatch import Precision
 from coati_rl.coordinator.reference_pass import FILE as REFERENCE_FILE
-from coati_rl.coordinator.reference_pass import ReferencePass
+from coati_rl.coordinator.reference_pass import ReferencePass, model_key
 from coati_rl.coordinator.run_state import RunStart
 from coati_rl.coordinator.settings import coordinator_settings
 from coati_rl.coordinator.take_over import read_left_state
@@ -118,7 +118,7 @@ def _of_dataset(prepared: "PreparedDataset", paths: RunPaths) -> dict[str, Any]:
     reference = None
     if config.precomputes_reference:
         sets = {TRAIN: prepared.train, **prepared.evaluation}
-        path, model = paths.run_dir / REFERENCE_FILE, str(Path(config.reference_model).resolve())
+        path, model = paths.run_dir / REFERENCE_FILE, model_key(Path(config.reference_model))
         reference = ReferencePass(sets, sizes, path, model=model)
     settings = DatasetRunSettings(
         job=config.JOB,

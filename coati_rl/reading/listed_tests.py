@@ -39,7 +39,7 @@ def read_listed_tests(cases: list[Any], where: str) -> dict[str, Any]:
 def _function(case: dict[str, Any], where: str) -> str:
     metadata = case.get("metadata")
     if isinstance(metadata, str):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             metadata = json.loads(metadata)
     name = case.get("fn_name") or (metadata.get("func_name") if isinstance(metadata, dict) else None)
     if not name and (kind := case.get("testtype") or case.get("type")) in _CALLED:

@@ -160,7 +160,10 @@ class State:
         found = self.models.get(model)
         if found is None or seq not in found.requests:
             return
-        found.requests[seq].reply = Reply(body=body, is_proto=is_proto, is_error=is_error)
+        request = found.requests[seq]
+        request.reply = Reply(body=body, is_proto=is_proto, is_error=is_error)
+        if not request.changes_model:  # no restart computes it again
+            request.body = b""
         for name, changed in effects.items():  # saved_seq, saved_in, rank, flags
             setattr(found, name, changed)
         if "saved_seq" in effects:

@@ -285,6 +285,6 @@ def _restored(model: Model, line: _Line, result: Any) -> None:
 
 
 async def _read_loss(request: Request) -> LossRequest | None:
-    if request.op != LOSS:
+    if request.op != LOSS or (request.reply is not None and not request.changes_model):
         return None
     return (await run_in_threadpool(read_forward_backward, request.body))[0]

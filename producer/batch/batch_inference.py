@@ -81,26 +81,33 @@ class _Progress:
         self._job = job
         self._output = output
         self._report = report
-        self._num_failed = sum("error" in record for record in output.records)
+        self._num_failed = 0
         self._num_tokens = 0
         self._began_at = self._reported_at = self._written_at = time.monotonic()
+        for record in output.records:
+            if "error" in record:
+                self._failed(record["uid"], record["error"])
 
     def write(self, prompt: Prompt, outcome: RolloutGroup | str) -> None:
         """Write the rows of a prompt, or that it failed."""
         self._written_at = time.monotonic()
         if isinstance(outcome, str):
             self._output.add({"uid": prompt.uid, "error": outcome}, [])
-            self._num_failed += 1
-            allowed = int(Fraction(str(self._job.max_failure_rate)) * len(self._job.prompts))
-            if self._num_failed > allowed:
-                raise RunError(
-                    f"{self._num_failed} prompts failed, and --max-failure-rate {self._job.max_failure_rate:g} allows "
-                    f"{allowed} of {len(self._job.prompts)}; the last one: {prompt.uid}: {outcome}"
-                )
+            self._failed(prompt.uid, outcome)
             return
         record = group_record(outcome)
         self._num_tokens += record["num_tokens"]
         self._output.add({"uid": prompt.uid, **record}, make_rows(outcome, self._job.selection))
+
+    def _failed(self, uid: str, error: str) -> None:
+        """Count a failed prompt. Raises: RunError if there are too many, by an earlier command too."""
+        self._num_failed += 1
+        allowed = int(Fraction(str(self._job.max_failure_rate)) * len(self._job.prompts))
+        if self._num_failed > allowed:
+            raise RunError(
+                f"{self._num_failed} prompts failed, and --max-failure-rate {self._job.max_failure_rate:g} allows "
+                f"{allowed} of {len(self._job.prompts)}; the last one: {uid}: {error}"
+            )
 
     def check(self) -> None:
         """Report now and then. Raises: RunError if no prompt has been written for too long."""

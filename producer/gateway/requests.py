@@ -8,7 +8,7 @@ import json
 from abc import abstractmethod
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, ValidationError, model_validator
 
 from producer.gateway.api_error import ApiError
 from producer.gateway.messages import normalised_messages
@@ -49,6 +49,17 @@ Request = TypeVar("Request", bound="SampledRequest")
 
 def _one_or_more(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
+
+
+def _no_truth_value(value: Any) -> Any:
+    """Return the value. Raises: ValueError for true and false, which pydantic takes as 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("a truth value is no number")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_no_truth_value)]
+Number = Annotated[float, BeforeValidator(_no_truth_value)]
 
 
 def _only_one(value: Any) -> Any:
@@ -96,18 +107,18 @@ class SampledRequest(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     model: str = ""  # any name: there is one model
-    n: int = Field(1, ge=1, le=MAX_SAMPLES)
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)  # of vLLM's API; -1 and 0: all tokens
-    min_p: float | None = Field(None, ge=0, le=1)  # of vLLM's API
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    n: Whole = Field(1, ge=1, le=MAX_SAMPLES)
+    temperature: Number | None = Field(None, ge=0, le=100)
+    top_p: Number | None = Field(None, gt=0, le=1)
+    top_k: Whole | None = Field(None, ge=-1)  # of vLLM's API; -1 and 0: all tokens
+    min_p: Number | None = Field(None, ge=0, le=1)  # of vLLM's API
+    seed: Whole | None = Field(None, ge=-(2**63), lt=2**64)
     stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_one_or_more)] = Field(
         [], max_length=_MAX_STOPS
     )
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: Whole | None = Field(None, ge=1)
     response_format: ResponseFormat = ResponseFormat(type="text")
 
     @property
@@ -128,7 +139,7 @@ class ChatRequest(SampledRequest):
     tools: list[dict[str, Any]] = Field([], max_length=_MAX_TOOLS)
     tool_choice: Literal["auto", "none"] = "auto"
     logprobs: bool = False
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: Whole | None = Field(None, ge=1)
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: str | None = None
 
@@ -150,8 +161,8 @@ class ChatRequest(SampledRequest):
 class CompletionRequest(SampledRequest):
     """Hold a request for completions of raw text or tokens."""
 
-    prompt: Annotated[str | list[int], BeforeValidator(_only_one)] = Field(min_length=1)
-    logprobs: int | None = Field(None, ge=0, le=0)  # 0: of the sampled token alone
+    prompt: Annotated[str | list[StrictInt], BeforeValidator(_only_one)] = Field(min_length=1)
+    logprobs: Whole | None = Field(None, ge=0, le=0)  # 0: of the sampled token alone
 
     @property
     def with_logprobs(self) -> bool:

@@ -26,7 +26,7 @@ print(code, *[name for name in ("torch", "transformers", "ray", "vllm") if name 
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (errno.ENOSPC, "No space left on device; free space there (--keep-checkpoints N deletes older checkpoints)"),
+        (errno.ENOSPC, "No space left on device; free space there (of a run, --keep-checkpoints N deletes older"),
         (errno.EDQUOT, "Disk quota exceeded; free some of your quota there"),
         (errno.EFBIG, "File too large; raise the limit of file sizes (ulimit -f)"),
         (errno.EROFS, "Read-only file system; mount it writable"),
@@ -73,7 +73,7 @@ def test_a_full_disk_is_found_before_anything_large_is_imported(tmp_path):
     flags = ["-m", "/no/model", "-d", "/no/data.jsonl", "--run-dir", str(disk / "run")]
     done = subprocess.run([*command, str(tmp_path), *flags], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "2\n", done.stderr
-    full = "No space left on device; free space there (--keep-checkpoints N deletes older checkpoints)"
+    full = "No space left on device; free space there (of a run, --keep-checkpoints N deletes older checkpoints)"
     assert done.stderr == f"rl_example.py: --run-dir {disk}/run: {disk} cannot be written: {full}\n"
 
 

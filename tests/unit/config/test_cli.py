@@ -123,6 +123,12 @@ def test_the_text_none_is_the_value_none():
     )
 
 
+def test_none_empties_a_list_that_a_file_has(tmp_path):
+    (tmp_path / "config.yaml").write_text("stop: [END]\n")
+    assert config_of("--config", str(tmp_path / "config.yaml")).sampling.stop == ["END"]
+    assert config_of("--config", str(tmp_path / "config.yaml"), "--stop", "None").sampling.stop == []
+
+
 def test_an_empty_system_prompt_is_not_the_default_one():
     assert config_of("-s", "").data.system_prompt == ""
 

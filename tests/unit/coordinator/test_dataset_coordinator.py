@@ -7,7 +7,7 @@ import pytest
 
 from coati_rl.batching.dataset_source import DatasetSettings, DatasetSource
 from coati_rl.coordinator.dataset_coordinator import TRAIN, DatasetCoordinator, DatasetRunSettings
-from coati_rl.coordinator.reference_pass import ReferencePass
+from coati_rl.coordinator.reference_pass import ReferencePass, model_key
 from coati_rl.errors import RunError
 from coati_rl.work import EvaluateWork, FinishWork, ReferenceWork, SaveWork, TrainWork, Wait
 from tests.unit.numbered_samples import samples_of
@@ -187,6 +187,17 @@ def test_the_reference_scores_every_sample_first_and_its_file_serves_the_next_ru
     batch = again[1].batch.samples.split()
     assert np.all(batch.arrays["ref_logprobs"][0] == -batch.token_ids[0][1:])
     assert not reference("other").is_complete, "of another model"
+
+
+def test_a_reference_whose_weights_were_replaced_is_another_model(tmp_path):
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"first")
+    before = model_key(tmp_path)
+    (tmp_path / "README.md").write_text("nothing of the model")
+    assert model_key(tmp_path) == before
+    weights.unlink()
+    weights.write_bytes(b"other")
+    assert model_key(tmp_path) != before
 
 
 @pytest.mark.parametrize(

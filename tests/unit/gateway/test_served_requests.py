@@ -81,6 +81,8 @@ def test_chat_template_kwargs_go_to_the_chat_template(qwen) -> None:
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "dictionary"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "the model's chat template does not read it; leave it out"),
         ({"reasoning_effort": 3}, "reasoning_effort", "string"),
+        ({"seed": False}, "seed", "a truth value is no number"),
+        ({"temperature": True}, "temperature", "a truth value is no number"),
         ({"response_format": {"type": "xml"}}, "response_format", "'text', 'json_object' or 'json_schema'"),
         ({"response_format": {"type": "json_schema"}}, "response_format", 'needs {"type": "json_schema"'),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}}, "response_format", "dictionary"),
@@ -92,6 +94,15 @@ def test_what_cannot_be_taken_is_refused_by_its_name(qwen, fields, param, messag
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param)
     assert message in error["message"] and len(qwen.core.requests) == num_requests
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"logprobs": False}, "logprobs"), ({"logprobs": True}, "logprobs"), ({"prompt": [1, True]}, "prompt")],
+)
+def test_a_truth_value_is_no_number_of_a_completion(qwen, fields, param) -> None:
+    reply = qwen.client.post("v1/completions", json={"prompt": "x", **fields})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
 def test_reasoning_effort_goes_to_a_template_that_reads_it() -> None:

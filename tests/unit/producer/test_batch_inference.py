@@ -140,6 +140,9 @@ def test_a_prompt_that_the_engine_refuses_is_counted_and_has_no_rows(run, tmp_pa
 def test_too_many_failures_end_it_with_the_cause(run):
     with pytest.raises(RunError, match=r"2 prompts failed, and --max-failure-rate 0.2 allows 1 of 6; the last one: p4"):
         run(too_long={1, 4}, max_failure_rate=0.2)
+    with pytest.raises(RunError, match=r"2 prompts failed, and --max-failure-rate 0.2 allows 1 of 6"):
+        run(too_long={1, 4}, max_failure_rate=0.2)  # repeated, it goes on behind the last of them
+    assert run(too_long={1, 4}, max_failure_rate=0.4)["num_failed"] == 2
 
 
 def test_an_engine_that_never_answers_ends_it(run):

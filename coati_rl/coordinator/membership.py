@@ -16,6 +16,7 @@ from typing import ClassVar
 from coati_rl.text import name_producers
 
 UNSYNCED = -1  # policy version of weights that a producer read from disk
+_SYNCS_BEYOND = 100  # syncs that are remembered beyond those whose rollouts may be trained
 
 
 class Membership:
@@ -32,8 +33,17 @@ class Membership:
         "sync_index",
     )
 
-    def __init__(self, *, start_version: int = 0, sync_index_of: Mapping[int, int] | None = None) -> None:
-        """Begin at a policy version; `sync_index_of` holds those of earlier versions, 0 or negative."""
+    def __init__(
+        self, *, start_version: int = 0, sync_index_of: Mapping[int, int] | None = None, max_staleness: int = 0
+    ) -> None:
+        """Begin at a policy version.
+
+        Args:
+            start_version: of the weights.
+            sync_index_of: the syncs of earlier versions, 0 or negative.
+            max_staleness: syncs after which no rollout of a version is trained any more.
+        """
+        self._num_kept_syncs = max_staleness + _SYNCS_BEYOND
         self._versions: dict[int, int] = {}  # staged or serving
         self._committing: set[int] = set()
         # Joined after others: a first lease comes after the probe of what they serve, and not while they commit.
@@ -145,10 +155,13 @@ class Membership:
         self.sync_index += 1
         self.published_version = version
         self._sync_index_of[version] = self.sync_index
+        first = self.sync_index - self._num_kept_syncs
+        for old in [each for each, index in self._sync_index_of.items() if index < first]:
+            del self._sync_index_of[old]
 
     @property
     def sync_index_of(self) -> Mapping[int, int]:
-        """Return the sync that sent each policy version."""
+        """Return the sync that sent each policy version, of those that rollouts may still have."""
         return self._sync_index_of
 
     def staleness(self, version: int) -> int:

@@ -73,7 +73,9 @@ class RunState:
         self.leases = LeaseTable(settings.sampling_plans, seed=settings.seed, former_ids=recovered.lease_ids)
         self.flow = PromptFlow(settings, queue, self.leases, position, untrained.finished)
         sync_index_of = {**untrained.sync_index_of, **recovered.sync_index_of}
-        self.members = Membership(start_version=position.step, sync_index_of=sync_index_of)
+        self.members = Membership(
+            start_version=position.step, sync_index_of=sync_index_of, max_staleness=settings.sync.n_behind
+        )
         self.turns = Turns(self.members, self.flow, evaluation, are_taken=settings.takes_turns)
         self.mismatch_monitor = LogprobMismatchMonitor(settings.mismatch, settings.sync)
         identities = {**untrained.identities, **recovered.identities}

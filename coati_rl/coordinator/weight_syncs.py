@@ -54,7 +54,7 @@ class WeightSyncs:
             probe: token ids whose log-probabilities verify a sync.
             identities: of weights that sampled rollouts of the checkpoint, by policy version.
         """
-        self.identities = dict(identities or {})  # of the weights of each version that was staged
+        self.identities = dict(identities or {})  # of weights that were staged and that rollouts may have, by version
         self._members = members
         self._monitor = monitor
         self._probe = tuple(probe)
@@ -108,6 +108,8 @@ class WeightSyncs:
         self._members.staged(report.staged, version)
         if report.staged and report.identity:
             self.identities[version] = report.identity
+            for old in [each for each in self.identities if each < version and each not in self._members.sync_index_of]:
+                del self.identities[old]
         self._report, self._version, self._commits, self._gaps = report, version, {}, []
         return version
 

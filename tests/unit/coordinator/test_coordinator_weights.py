@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coati_rl.errors import RunError
-from coati_rl.work import ProbeReport, SyncWork, TrainWork
+from coati_rl.work import FinishWork, ProbeReport, SyncWork, TrainWork
 from tests.unit.coordinator.coordinator_calls import (
     PROBE,
     drive,
@@ -27,6 +27,24 @@ def test_weights_sync_every_k_optimizer_steps_and_the_last_weights_go_out_too(ma
     coordinator.add_producer(0, version=0)
     kinds = [type(item).__name__ for item in drive(coordinator, make_group)]
     assert kinds == ["TrainWork", "TrainWork", "SyncWork", "TrainWork", "SyncWork", "SaveWork", "FinishWork"]
+
+
+def test_identities_of_weights_that_no_rollout_can_have_any_more_are_forgotten(make_coordinator, make_group):
+    coordinator = make_coordinator(num_prompts=600, n_behind=1)
+    coordinator.add_producer(0, version=0)
+    index = version = 0
+    while not isinstance(item := work(coordinator, index), FinishWork):
+        finish_leases(coordinator, make_group, lease_all(coordinator), version=version)
+        index += item is not None
+        if isinstance(item, TrainWork):
+            report_step(coordinator, item.batch.step)
+        if isinstance(item, SyncWork):
+            version, identity = item.policy_version, f"weights of step {item.policy_version}"
+            report_staged(coordinator, item, identity=identity)
+            report_commit(coordinator, 0, version, identities=(identity,))
+    kept = coordinator._state.syncs.identities
+    assert version == 300 and min(kept) > 0 and 100 <= len(kept) <= 103
+    assert kept[300] == "weights of step 300"
 
 
 def test_running_ahead_is_bounded_by_slots_and_staleness_by_n_behind(make_coordinator, make_group):

@@ -69,3 +69,12 @@ def test_a_producer_is_removed_once():
     assert members.ids == (1,)
     members.staged([0], 4)
     assert members.ids == (1,), "a late word about a producer that is gone changes nothing"
+
+
+def test_versions_that_no_rollout_can_have_any_more_are_forgotten():
+    members = members_at(0, 0)
+    for version in range(1, 1001):
+        members.staged([0], version)
+        members.complete_sync(version)
+    assert members.staleness(1000) == 0 and members.staleness(900) == 100
+    assert len(members.sync_index_of) == 101

@@ -7,6 +7,7 @@ from coati_rl.memory.model_shape import ModelShape, head_sizes
 from coati_rl.memory.trainer import Parts
 
 _MIN_KV_CACHE_BYTES = 2**27
+_LATENT = frozenset({"deepseek_v2"})  # of the architectures that are trained
 _BLOCK_TOKENS = 128  # the least that is reserved beyond a sequence: tokens of its last block that it does not use
 
 
@@ -23,10 +24,17 @@ class EngineSettings:
 
 
 def token_bytes(hf_config: Any, settings: EngineSettings) -> int:
-    """Return the keys and values of a token over all layers, on one rank: 2 * layers * key heads * head size."""
+    """Return the keys and values of a token over all layers, on one rank: 2 * layers * key heads * head size.
+
+    With multi-head latent attention both are one latent, and the part of the key that has the position, which each rank
+    keeps whole: arXiv:2405.04434, 2.1.
+    """
+    item = 4 if settings.precision == "fp32" else 2
+    if hf_config.model_type in _LATENT:
+        return int(hf_config.num_hidden_layers * (hf_config.kv_lora_rank + hf_config.qk_rope_head_dim) * item)
     _, num_keys, head_dim = head_sizes(hf_config)
     per_rank = max(1, num_keys // settings.tensor_parallel_size)
-    return int(2 * hf_config.num_hidden_layers * per_rank * head_dim * (4 if settings.precision == "fp32" else 2))
+    return int(2 * hf_config.num_hidden_layers * per_rank * head_dim * item)
 
 
 def cpu_cache_bytes(hf_config: Any, settings: EngineSettings, *, host_bytes: int) -> int:

@@ -1,6 +1,7 @@
 """Test the counts of parameters, against real models, whole and cut."""
 
 import pytest
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from coati_rl.checkpoint.resumed_run import check_shape
@@ -57,6 +58,18 @@ def test_a_scalar_head_takes_the_place_of_the_vocabulary():
     language, scalar = model_shape(config), model_shape(config, has_scalar_head=True)
     assert language.num_weights - scalar.num_weights == 95 * 64
     assert scalar.vocabulary == 1 and not scalar.is_tied
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "deepseek_v2"])
+def test_keys_and_values_are_those_that_a_real_cache_keeps(model_type):
+    of_latent = {"kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
+    heads = {**of_latent, "num_key_value_heads": 4} if model_type == "deepseek_v2" else {}
+    config = AutoConfig.for_model(model_type, **{**SIZES, **heads})
+    with torch.no_grad():
+        layers = AutoModelForCausalLM.from_config(config)(torch.ones(1, 5, dtype=torch.long)).past_key_values.layers
+    kept = sum(each.numel() * each.element_size() for layer in layers for each in (layer.keys, layer.values))
+    settings = EngineSettings(precision="fp32", tensor_parallel_size=1, max_model_len=8, max_num_seqs=1, block_size=16)
+    assert token_bytes(config, settings) * 5 == kept
 
 
 def test_models_whose_layers_differ_are_counted_with_their_largest_heads_and_mlps():

@@ -63,7 +63,8 @@ def test_a_scalar_head_takes_the_place_of_the_vocabulary():
 @pytest.mark.parametrize("model_type", ["qwen3", "deepseek_v2"])
 def test_keys_and_values_are_those_that_a_real_cache_keeps(model_type):
     of_latent = {"kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
-    heads = {**of_latent, "num_key_value_heads": 4} if model_type == "deepseek_v2" else {}
+    dense = {"first_k_dense_replace": 2}
+    heads = {**of_latent, **dense, "num_key_value_heads": 4} if model_type == "deepseek_v2" else {}
     config = AutoConfig.for_model(model_type, **{**SIZES, **heads})
     with torch.no_grad():
         layers = AutoModelForCausalLM.from_config(config)(torch.ones(1, 5, dtype=torch.long)).past_key_values.layers

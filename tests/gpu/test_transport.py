@@ -26,7 +26,11 @@ Named = list[tuple[str, torch.Tensor]]
 
 ON_HOST = "nccl, staged on the host"
 pytestmark = pytest.mark.parametrize(
-    "backend", ["gloo", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("nccl", ON_HOST, "ipc"))]
+    "backend",
+    [
+        pytest.param("gloo", marks=pytest.mark.full),
+        *(pytest.param(name, marks=pytest.mark.gpu) for name in ("nccl", ON_HOST, "ipc")),
+    ],
 )
 
 

@@ -100,6 +100,7 @@ def test_the_reward_gives_the_scores_that_are_shown() -> None:
     assert scores == [json.loads(line) for line in blocks("json", section("A reward"))[0].splitlines()], done.stderr
 
 
+@pytest.mark.full
 def test_the_run_of_two_tasks_has_a_plan_with_their_prompts() -> None:
     done = run_shell("A task")
     assert done.returncode == 0, done.stderr

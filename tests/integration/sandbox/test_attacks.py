@@ -79,7 +79,11 @@ def test_there_are_enough_attacks_and_no_two_have_one_name() -> None:
     assert len({attack.name for attack in ALL}) == len(ALL) >= 60
 
 
-@pytest.mark.parametrize("attack", ALL, ids=by_name)
+@pytest.mark.parametrize(
+    "attack",
+    [*ON_ISOLATION, *(pytest.param(each, marks=[pytest.mark.full] * (n % 2)) for n, each in enumerate(ON_RESOURCES))],
+    ids=by_name,
+)
 def test_an_attack_is_held_and_leaves_nothing(
     attack: Attack, sandbox: Sandbox, target: Target, before: dict[str, Any]
 ) -> None:

@@ -26,7 +26,6 @@ POINTS = [
     for name, count in calls.items()
     for number in range(1, count + 1)
 ]
-FAST = ("rl_loop", "optim_step:4")
 
 
 class Survivor(Client):
@@ -113,9 +112,7 @@ def undisturbed(model_dir, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize(
-    ("loop", "point"), [p if p == FAST else pytest.param(*p, marks=pytest.mark.full) for p in POINTS]
-)
+@pytest.mark.parametrize(("loop", "point"), POINTS)
 def test_a_client_goes_on_over_a_kill_to_the_same_bits(model_dir, tmp_path, undisturbed, loop, point):
     client = Survivor(model_dir, tmp_path, point)
     try:
@@ -126,7 +123,6 @@ def test_a_client_goes_on_over_a_kill_to_the_same_bits(model_dir, tmp_path, undi
     assert found == undisturbed(loop)
 
 
-@pytest.mark.full
 def test_what_was_acknowledged_is_computed_by_the_next_server(model_dir, tmp_path):
     client = Survivor(model_dir, tmp_path, "optim_step:1")
     model = client.model(client.session(), 0, seed=3)
@@ -139,7 +135,6 @@ def test_what_was_acknowledged_is_computed_by_the_next_server(model_dir, tmp_pat
     assert np.all([answer["metrics"]["grad_norm:mean"] > 0 for answer in answers[1::2]])
 
 
-@pytest.mark.full
 def test_a_torn_journal_and_a_changed_model_are_told_and_not_gone_on_from(model_dir, make_model_dir, tmp_path):
     first = ServerProcess(model_dir, tmp_path, *FLAGS, die_at="optim_step:1")
     client = Client(first.port)
@@ -158,7 +153,6 @@ def test_a_torn_journal_and_a_changed_model_are_told_and_not_gone_on_from(model_
     assert "no whole record" in second.log
 
 
-@pytest.mark.full
 def test_a_second_server_of_a_directory_is_refused(model_dir, tmp_path):
     first = ServerProcess(model_dir, tmp_path)
     with pytest.raises(AssertionError, match="another server uses it"):

@@ -6,11 +6,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from coati_rl.algorithms.choices import LOSSES_OF_SEQUENCES, POLICY_LOSSES
 from coati_rl.algorithms.loss import PolicyLoss
+from tests.examples import examples
 from tests.unit.algorithms.batches import LEAVES, any_samples, evaluate, lay_out, numbers, random_samples
 from tests.unit.algorithms.oracle import (
     VERSION,
@@ -92,7 +93,7 @@ def far_from_the_reference(distance: float) -> Sample:
 K3_UNDER_A_RATIO = PolicyLoss(policy_loss="gmpo", kl_coeff=0.3, kl_estimator="k3", kl_has_ratio=True)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @example([far_from_the_reference(19.0)], K3_UNDER_A_RATIO, 0)
 @given(any_samples(), any_loss(), st.integers(0, 1000))
 def test_value_and_gradients_are_the_formulas(samples: list[Sample], loss: PolicyLoss, seed: int) -> None:
@@ -159,7 +160,7 @@ def report_of(samples: list[Sample], loss: PolicyLoss) -> dict[str, float]:
     return report
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(any_samples(), any_loss(), st.integers(0, 1000))
 def test_the_report_holds_what_its_docstring_says_and_its_keys_depend_on_the_settings_alone(
     samples: list[Sample], loss: PolicyLoss, seed: int
@@ -190,7 +191,7 @@ def test_in_float32_value_and_gradient_stay_within_rounding(policy_loss: str, le
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(0, 10_000), any_loss())
 def test_the_oracles_gradient_is_the_difference_quotient_of_its_value(seed: int, loss: PolicyLoss) -> None:
     sample, step = random_samples((3,), seed=seed)[0], 1e-6

@@ -6,12 +6,13 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from coati_rl.algorithms.choices import Correction
 from coati_rl.algorithms.off_policy import correction_weights
+from tests.examples import examples
 from tests.unit.algorithms.batches import any_samples, lay_out
 from tests.unit.algorithms.oracle import Sample, correction
 
@@ -60,7 +61,7 @@ def test_value_a_sequence_is_dropped_alone_where_two_share_a_row() -> None:
         ("sequence_mask_tis", 0.5, 2.0),
     ],
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(samples=any_samples(), seed=st.integers(0, 1000))
 def test_value_of_any_tokens_is_the_formulas(
     name: str, low: float, high: float, samples: list[Sample], seed: int

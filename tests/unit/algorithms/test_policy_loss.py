@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from coati_rl.algorithms.policy_loss import clipped_policy_terms, clipped_tokens
+from tests.examples import examples
 from tests.unit.algorithms.oracle import clip_term, exp_ratio
 
 BOUNDS = {"clip_low": 0.2, "clip_high": 0.28}
@@ -46,7 +47,7 @@ def test_value_and_gradient_by_hand(dual: float | None, terms: list[float], grad
 TOKEN = st.tuples(st.floats(-3, 3) | st.sampled_from([0.0, 30.5, -30.5, 1000.0, -1000.0]), st.floats(-3, 3))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     tokens=st.lists(TOKEN, min_size=1, max_size=6),
     low=st.sampled_from([3e-4, 0.2, 1.0]),

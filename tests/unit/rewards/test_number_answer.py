@@ -90,10 +90,12 @@ def test_a_ground_truth_may_be_a_number_with_a_unit(truth: str) -> None:
     assert is_number(to_latex(truth) or "")
 
 
-def test_the_verdicts_of_the_table_are_the_same_but_for_a_sum() -> None:
-    right = {(truth, answer) for _, truth, answer in RIGHT if _verdict(answer, truth) != "ok"}
-    assert right == {("5", "2+3")}
-    assert {_verdict(answer, truth) for _, truth, answer in WRONG} == {"wrong"}
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.full)])
+def test_the_verdicts_of_the_table_are_the_same_but_for_a_sum(every: int) -> None:
+    masked = {(truth, answer) for _, truth, answer in RIGHT[::every] if _verdict(answer, truth) != "ok"}
+    assert masked <= {("5", "2+3")}
+    assert {_verdict(answer, truth) for _, truth, answer in WRONG[::every]} == {"wrong"}
+    assert _verdict("2+3", "5") != "ok"
 
 
 def _verdict(answer: str, truth: str) -> str:

@@ -236,7 +236,7 @@ class SandboxSupervisor:
             return "memory"
         if used.num_threads > limits["num_processes"]:
             return "processes"
-        if used.wall_s - used.waited_s > limits["wall_s"] and not used.can_run():  # else other limits hold
+        if used.is_late(limits["wall_s"]):
             return "wall"
         return "starved" if used.wall_s > limits["starved_s"] else None
 

@@ -61,6 +61,13 @@ class Usage:
             for thread in self._list(f"{process}/task")
         )
 
+    def is_late(self, limit_s: float) -> bool:
+        """Return whether it has taken longer, without its waits, and can run no more; if it can, other limits hold."""
+        if self.wall_s - self.waited_s <= limit_s or self.can_run():
+            return False
+        self.sample()  # it may have run since the last sample, and only now its wait is counted
+        return self.wall_s - self.waited_s > limit_s
+
     def sample(self) -> None:
         """Take a sample and update the fields."""
         wall_s = self.seconds()

@@ -148,6 +148,15 @@ def test_a_program_can_run_if_one_of_its_threads_can(proc: Proc, states: str, ca
     assert proc.sample(0.02).can_run() is can_run
 
 
+def test_a_program_is_late_by_the_time_that_it_did_not_wait_for_a_core(proc: Proc) -> None:
+    proc.show(7, state="R", threads={7: (10, 0)})
+    assert not proc.sample(3.0).is_late(1.3), "a wait that goes on is not counted yet"
+    proc.show(7, state="S", threads={7: (30, 2500)})  # it has run since the sample
+    assert not proc.usage.is_late(1.3)
+    proc.show(7, state="S", threads={7: (30, 2500)})
+    assert proc.sample(1.0).is_late(1.3)
+
+
 def test_sleeping_is_no_waiting(proc: Proc) -> None:
     proc.show(7, threads={7: (5, 0)})
     usage = proc.sample(2.0)

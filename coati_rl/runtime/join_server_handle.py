@@ -9,6 +9,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from coati_rl.config import Config
 from coati_rl.errors import RunError
+from coati_rl.processes.actor_classes import START_TIMEOUT_S
 from coati_rl.processes.actor_process import ActorContext
 from coati_rl.processes.ray_environment import actor_environment
 from coati_rl.runtime.joined_handle import JOIN_SERVER, JoinedHandle
@@ -17,7 +18,6 @@ from coati_rl.runtime.remote import wait_for
 
 logger = logging.getLogger(__name__)
 
-_START_S = 60.0  # for its modules to be imported
 _ANSWER_S = 10.0
 _FAREWELL_S = 3.0  # a producer asks every two seconds
 _CALLS = 256  # at a time: each producer has one for as long as it works, and others while weights are sent
@@ -33,7 +33,7 @@ class JoinServerHandle:
         options["runtime_env"] = {"env_vars": {**actor_environment(), "CUDA_VISIBLE_DEVICES": ""}}
         actor: Any = ray.remote(cls).options(name=JOIN_SERVER, namespace=namespace, **options)
         self._handle = actor.remote(config, context)
-        self.url: str = wait_for(self._handle.url.remote(), who="the join server", timeout_s=_START_S)
+        self.url: str = wait_for(self._handle.url.remote(), who="the join server", timeout_s=START_TIMEOUT_S)
         self._is_lost = False
 
     def waiting(self) -> list[str]:

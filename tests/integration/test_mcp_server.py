@@ -132,14 +132,17 @@ def test_a_server_that_hangs_is_replaced_also_when_the_turn_is_over_before_its_c
         assert not psutil.pid_exists(int(before))
 
 
-def test_a_server_whose_start_takes_longer_than_a_call_is_started_once_and_serves_later_calls() -> None:
-    others = own_processes()
-    with made_by_flags(f"sh -c 'sleep 1.5; exec {ECHO}'", call_s=0.5) as toolbox:
+def test_a_server_whose_start_takes_longer_than_a_call_is_started_once_and_serves_later_calls(tmp_path: Path) -> None:
+    others, may_start = own_processes(), tmp_path / "may-start"
+    may_start.touch()
+    with made_by_flags(f"sh -c 'until [ -e {may_start} ]; do sleep 0.1; done; exec {ECHO}'", call_s=0.5) as toolbox:
         before = process_that_answers(toolbox)
+        may_start.unlink()
         (failure,) = run(toolbox, ("die", {}))
         assert isinstance(failure, EpisodeFailure)
         (late,) = run(toolbox, ("process", {}))
         assert isinstance(late, EpisodeFailure) and "the tool process took longer than 0.5 s" in str(late)
+        may_start.touch()
         after = process_that_answers(toolbox)
         assert after != before
         assert [pid for pid in own_processes() if pid not in others] == [int(after)]

@@ -13,6 +13,8 @@ import pytest
 
 from tests.tinker_client import Client, ServerProcess
 
+pytestmark = pytest.mark.full
+
 STEPS = 4
 FLAGS = ("--save-steps", "3", "--poll-s", "1")
 # Calls of the parts that train and sample in a whole loop, by name: a server is killed before each of them once.

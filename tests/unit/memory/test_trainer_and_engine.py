@@ -36,6 +36,7 @@ SIZE = MicroBatchSize(tokens=64, loss_tokens=32, longest=64)
 class LlamaSizes:
     """What an engine's cache depends on, of a transformers config."""
 
+    model_type = "llama"
     num_hidden_layers, num_key_value_heads, num_attention_heads, head_dim = 10, 2, 4, 16
 
 

@@ -97,6 +97,10 @@ def test_what_belongs_to_an_answer_stays(answer: str) -> None:
 )
 def test_a_thousand_characters_of_anything_take_less_than_ten_milliseconds_of_cpu_time(part: str) -> None:
     text = (part * 1000)[:1000]
+    assert min(seconds_of(text) for _ in range(5)) < 0.01  # 0.3 ms here
+
+
+def seconds_of(answer: str) -> float:
     started = time.process_time()
-    to_latex(text)
-    assert time.process_time() - started < 0.01  # 0.3 ms here
+    to_latex(answer)
+    return time.process_time() - started

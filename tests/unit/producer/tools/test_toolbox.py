@@ -141,8 +141,8 @@ def test_a_function_that_changes_its_arguments_leaves_the_call_as_it_was_written
 def test_calls_of_one_answer_run_at_the_same_time(own: str) -> None:
     begin = time.monotonic()
     toolbox = make(f"{own}:wait", f"{own}:sleep")
-    assert run(toolbox, *[call(name, seconds=0.3) for name in ("wait", "sleep") * 4]) == ["waited", "slept"] * 4
-    assert time.monotonic() - begin < 1.5
+    assert run(toolbox, *[call(name, seconds=1) for name in ("wait", "sleep") * 4]) == ["waited", "slept"] * 4
+    assert time.monotonic() - begin < 7  # 8 s one after another
 
 
 @pytest.mark.parametrize(
@@ -191,9 +191,9 @@ def test_a_tool_that_hangs_makes_the_sample_invalid_and_holds_nothing_up(own: st
     toolbox = make(f"{own}:{name}", timeout_s=0.2)
     begin = time.monotonic()
     with pytest.raises(EpisodeFailure, match=f"the tool {name} took longer than 0.2 s"):
-        run(toolbox, call(name, seconds=5))
+        run(toolbox, call(name, seconds=30))
     assert run(toolbox, call(name, seconds=0))[0] in ("waited", "slept")
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 15
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "tool")
 
 

@@ -69,7 +69,7 @@ def start(body: str, variables: Mapping[str, str]) -> tuple[subprocess.Popen[byt
     return process, ours
 
 
-async def first_word(server_pid: int, word: Coroutine[None, None, Said], timeout_s: float) -> Said:
+async def first_message(server_pid: int, message: Coroutine[None, None, Said], timeout_s: float) -> Said:
     """Wait for what a server, or a process of it, says when it has started.
 
     If the server or its processes used a core meanwhile, on a machine that is busy or loads models, they have the time
@@ -77,7 +77,7 @@ async def first_word(server_pid: int, word: Coroutine[None, None, Said], timeout
 
     Raises: TimeoutError with the seconds that it was given.
     """
-    task = asyncio.ensure_future(word)
+    task = asyncio.ensure_future(message)
     waited_s, has_run = 0.0, True
     try:
         while has_run and waited_s < _MAX_STRETCH * timeout_s:

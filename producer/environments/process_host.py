@@ -94,7 +94,7 @@ class _Server:
     async def wait_ready(self) -> None:
         """Wait until the user's file is imported. Raises: EpisodeFailure."""
         try:
-            received = await self.first_word(asyncio.get_running_loop().sock_recv(self._control, 1 << 16))
+            received = await self.first_message(asyncio.get_running_loop().sock_recv(self._control, 1 << 16))
         except TimeoutError as error:
             self.close()
             raise EpisodeFailure(f"the file was not imported within {error}") from None
@@ -103,9 +103,9 @@ class _Server:
             self.close()
             raise EpisodeFailure(message["error"])
 
-    async def first_word(self, word: Coroutine[None, None, bytes]) -> bytes:
+    async def first_message(self, message: Coroutine[None, None, bytes]) -> bytes:
         """Wait for what it or a process of it says when it has started. Raises: TimeoutError."""
-        return await fork_server.first_word(self._process.pid, word, _START_TIMEOUT_S)
+        return await fork_server.first_message(self._process.pid, message, _START_TIMEOUT_S)
 
     async def start(self) -> tuple[int, asyncio.StreamReader, asyncio.StreamWriter]:
         """Start a process. Returns: its number, and the connection to it. Raises: OSError."""
@@ -205,7 +205,7 @@ class _ProcessCalls:
             server = await self._host.server()
             with suppress(TimeoutError, OSError):
                 number, reader, writer = await server.start()
-                if await server.first_word(reader.readline()) == BEGUN:
+                if await server.first_message(reader.readline()) == BEGUN:
                     return server, number, reader, writer
                 writer.close()
                 await server.kill(number)

@@ -58,7 +58,7 @@ def _no_truth_value(value: Any) -> Any:
     return value
 
 
-Whole = Annotated[int, BeforeValidator(_no_truth_value)]
+WholeNumber = Annotated[int, BeforeValidator(_no_truth_value)]
 Number = Annotated[float, BeforeValidator(_no_truth_value)]
 
 
@@ -107,18 +107,18 @@ class SampledRequest(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     model: str = ""  # any name: there is one model
-    n: Whole = Field(1, ge=1, le=MAX_SAMPLES)
+    n: WholeNumber = Field(1, ge=1, le=MAX_SAMPLES)
     temperature: Number | None = Field(None, ge=0, le=100)
     top_p: Number | None = Field(None, gt=0, le=1)
-    top_k: Whole | None = Field(None, ge=-1)  # of vLLM's API; -1 and 0: all tokens
+    top_k: WholeNumber | None = Field(None, ge=-1)  # of vLLM's API; -1 and 0: all tokens
     min_p: Number | None = Field(None, ge=0, le=1)  # of vLLM's API
-    seed: Whole | None = Field(None, ge=-(2**63), lt=2**64)
+    seed: WholeNumber | None = Field(None, ge=-(2**63), lt=2**64)
     stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_one_or_more)] = Field(
         [], max_length=_MAX_STOPS
     )
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    max_tokens: Whole | None = Field(None, ge=1)
+    max_tokens: WholeNumber | None = Field(None, ge=1)
     response_format: ResponseFormat = ResponseFormat(type="text")
 
     @property
@@ -139,7 +139,7 @@ class ChatRequest(SampledRequest):
     tools: list[dict[str, Any]] = Field([], max_length=_MAX_TOOLS)
     tool_choice: Literal["auto", "none"] = "auto"
     logprobs: bool = False
-    max_completion_tokens: Whole | None = Field(None, ge=1)
+    max_completion_tokens: WholeNumber | None = Field(None, ge=1)
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: str | None = None
 
@@ -162,7 +162,7 @@ class CompletionRequest(SampledRequest):
     """Hold a request for completions of raw text or tokens."""
 
     prompt: Annotated[str | list[StrictInt], BeforeValidator(_only_one)] = Field(min_length=1)
-    logprobs: Whole | None = Field(None, ge=0, le=0)  # 0: of the sampled token alone
+    logprobs: WholeNumber | None = Field(None, ge=0, le=0)  # 0: of the sampled token alone
 
     @property
     def with_logprobs(self) -> bool:

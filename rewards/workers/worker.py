@@ -215,7 +215,7 @@ class ForkServer:
         loop = asyncio.get_running_loop()
         _, worker = await loop.create_connection(lambda: Worker(number, on_end), sock=ours)
         try:
-            message = await fork_server.first_word(self.pid, worker.ready(), START_TIMEOUT_S)
+            message = await fork_server.first_message(self.pid, worker.ready(), START_TIMEOUT_S)
             if not worker.pid:
                 raise StartError(message["error"])
             return worker

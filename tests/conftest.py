@@ -21,7 +21,7 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parents[1]
 # Their conftest refuses to run without the emulator of scripts/test.sh --emulated-gpu.
 collect_ignore = [] if os.environ.get("COATI_EMULATED_GPU_HOME") else ["emulated_gpu"]
-TIMEOUTS_S = {"tests/unit/": 60, "tests/faults/": 900, "tests/integration/runs/": 900}  # elsewhere pyproject.toml's
+TIMEOUTS_S = {"tests/faults/": 900, "tests/integration/runs/": 900}  # elsewhere pyproject.toml's
 SHARING = (
     *(f"tests/integration/{name}/" for name in ("consumer", "engines", "tinker")),
     *("tests/unit/algorithms/test_peer", "tests/unit/engines/test_vllm_"),

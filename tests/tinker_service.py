@@ -123,13 +123,13 @@ class Running:
         """Have requests wait. Returns: what has them computed at once, while the event loop stands still."""
         go, scheduler = threading.Event(), self.service.bases.scheduler("tiny")
         others = {"owner": OWNER, "model": self.model.id, "cost": 0}
-        scheduler.submit(Job(done=lambda _: None, work=lambda _: go.wait(10), **others))
+        scheduler.submit(Job(done=lambda _: None, work=lambda _: go.wait(60), **others))
 
         def compute():
             done = threading.Event()
             scheduler.submit(Job(done=lambda _: done.set(), work=lambda _: None, **others))
             go.set()
-            assert done.wait(10)
+            assert done.wait(60)
 
         return compute
 

@@ -4,8 +4,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem
 from rewards import RewardPool
@@ -83,11 +81,3 @@ def ready_workers(pool: RewardPool, count: int = 1) -> list[int]:
     """Process ids of the workers, once there are `count`. The first process is the one that they are forked from."""
     wait_until(lambda: len(pool.worker_pids()) == 1 + count)
     return pool.worker_pids()[1:]
-
-
-def has_ended(pid: int) -> bool:
-    """True once the process has ended, also while nobody has collected its exit code."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True

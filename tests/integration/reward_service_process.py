@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from tests.ended import has_ended
+
 REPOSITORY = Path(__file__).parents[2]
 TOKEN = "a-token-of-the-tests"
 # An address of this machine that no other run of the tests has, so that a port that was free stays so.
@@ -111,4 +113,4 @@ def wait_until(claim: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 def all_gone(processes: list[psutil.Process]) -> bool:
     """True when none of them runs any more."""
-    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+    return all(has_ended(process) for process in processes)

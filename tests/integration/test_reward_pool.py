@@ -17,7 +17,8 @@ from coati_rl.types import Problem
 from rewards import RewardPool
 from rewards.workers import worker as workers
 from tests.busy_cores import another_first_on_the_core_of, others_on_the_core_of
-from tests.integration.reward_pools import FIVE, Own, has_ended, ready_workers, wait_until
+from tests.ended import has_ended
+from tests.integration.reward_pools import FIVE, Own, ready_workers, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 BOXED = RewardSpec(reward_type="boxed")

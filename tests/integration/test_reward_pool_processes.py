@@ -14,7 +14,8 @@ from coati_rl.errors import RunError
 from coati_rl.reward_spec import RewardSpec
 from rewards import RewardPool
 from rewards.workers import worker as workers
-from tests.integration.reward_pools import FIVE, Own, has_ended, ready_workers, wait_until
+from tests.ended import has_ended
+from tests.integration.reward_pools import FIVE, Own, ready_workers, wait_until
 
 
 @pytest.fixture
@@ -104,8 +105,8 @@ def test_a_stopped_fork_server_is_replaced_by_who_waits_for_a_worker(
 def test_a_reward_whose_import_computes_longer_than_the_deadline_is_waited_for(
     make_reward: Callable[[str], RewardSpec], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(workers, "START_TIMEOUT_S", 1.0)
-    source = "import time\nwhile time.process_time() < 2.5: pass\ndef score(response, ground_truth): return 1.0\n"
+    monkeypatch.setattr(workers, "START_TIMEOUT_S", 4.0)
+    source = "import time\nwhile time.process_time() < 4.5: pass\ndef score(response, ground_truth): return 1.0\n"
     with RewardPool(make_reward(source)) as pool:
         assert pool.submit(["5"], FIVE).result(100)[0].reward == 1.0
     assert caplog.text == ""

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from filelock import FileLock
 
+from tests.ended import has_ended
 from tests.integration.runs.places import OwnPlaces
 
 ROOT = Path(__file__).parents[3]
@@ -171,7 +172,7 @@ class Run:
         _, alive = psutil.wait_procs(self.family.values(), timeout=within_s)
         while (files := self.places.left_over()) and time.monotonic() < deadline:
             time.sleep(0.2)
-        return [*(process for process in alive if process.status() != psutil.STATUS_ZOMBIE), *files]
+        return [*(process for process in alive if not has_ended(process)), *files]
 
     def end(self) -> None:
         """End it if it still goes on."""

@@ -13,6 +13,7 @@ import pytest
 
 from coati_rl.errors import ConfigError
 from coati_rl.sandbox import Limits, Outcome, Sandbox, SandboxError, check_sandbox
+from tests.ended import has_ended
 from tests.integration.sandbox.conftest import PROJECT
 from tests.integration.sandbox.running import end_of, own_processes
 
@@ -51,7 +52,7 @@ def test_a_sandbox_whose_processes_were_killed_says_so_once_and_starts_again(whi
         (bubblewrap,) = (child for child in psutil.Process().children() if child.pid not in others)
         victim = [bubblewrap, *bubblewrap.children()][which]
         victim.send_signal(signal.SIGKILL)
-        wait_until(lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE)
+        wait_until(lambda: has_ended(victim))
         with pytest.raises(SandboxError, match="the sandbox does not answer"):
             run(sandbox, "print(1)")
         assert run(sandbox, "print(1)").output == b"1\n"

@@ -249,7 +249,7 @@ class TestWriter:
         writer, is_slow = self.started(directory), threading.Event()
 
         def encode():
-            assert is_slow.wait(10)
+            assert is_slow.wait(60)
             return record(1).to_bytes()
 
         numbers = [writer.append(encode, group_bytes=100) for _ in range(4)]
@@ -264,7 +264,7 @@ class TestWriter:
         waiting.join(0.1)
         assert entered == [] and writer.num_durable < numbers[0]
         is_slow.set()
-        waiting.join(10)
+        waiting.join(60)
         assert entered == [numbers[-1] + 1]
         writer.flush(timeout_s=10)
         assert uids(segment_of(directory, 1)) == ["start", *["train-1.0"] * 5]

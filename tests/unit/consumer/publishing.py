@@ -167,7 +167,7 @@ class Run:
         work = SyncWork(index=version, policy_version=version, members=members, probe=(5, 6, 7))
         self.publisher.publish(work, iter(export))
         report = self.reports.syncs[-1]
-        commits = [self.reports.commits.get(timeout=20.0) for _ in report.staged]
+        commits = [self.reports.commits.get(timeout=60.0) for _ in report.staged]
         self.commits = {commit.producer: commit for commit in commits}
         return report
 

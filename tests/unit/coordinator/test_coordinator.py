@@ -226,7 +226,7 @@ def test_a_trainer_that_waits_is_woken_by_the_group_that_completes_its_batch(mak
     waiter = threading.Thread(target=lambda: got.append(coordinator.next_work(0, rank=0, timeout_s=30)))
     waiter.start()
     finish_leases(coordinator, make_group, leases)
-    waiter.join(timeout=10)
+    waiter.join(timeout=60.0)
     assert isinstance(got[0], TrainWork)
 
 

@@ -74,7 +74,7 @@ class RecordedServer:
         if not self.runs.wait(_PAUSED_S):
             return 503, None
         if self.holds is not None:
-            self.holds.wait(20)
+            self.holds.wait(60)
         status, reply = copy.deepcopy(self.replies["/inference/v1/generate"])
         if status != 200:
             return status, reply

@@ -58,7 +58,7 @@ class RecordedSglang(RecordedServer):
         if body.get("logprob_start_len") == 0:
             return copy.deepcopy(self.replies["prompt_logprobs"])
         if self.holds is not None:
-            self.holds.wait(20)
+            self.holds.wait(60)
         status, reply = copy.deepcopy(self.replies["cut" if body["return_sampling_mask"] else "/generate"])
         if status == 200:
             reply = reply[: len(body["rid"])]

@@ -150,7 +150,7 @@ def stage(engine: ThreadedEngine, version: int = 4) -> None:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)

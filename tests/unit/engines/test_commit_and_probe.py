@@ -24,7 +24,7 @@ def test_a_commit_waits_for_what_runs_and_what_comes_later_waits_for_the_commit(
             new.result(0.1)
         assert (engine.policy_version, [one.request_id for one in core.queue]) == (3, ["old"])
         core.gate.set()
-        committed.result(timeout=10.0)
+        committed.result(timeout=60.0)
     assert engine.policy_version == 4
     assert (versions(old), versions(new)) == ([3], [4])
 
@@ -98,7 +98,7 @@ def test_one_commit_waits_at_a_time(start):
         with pytest.raises(EngineError, match="the commit of version 4 is still pending"):
             commit(engine, 4)
         core.gate.set()
-        first.result(timeout=10.0)
+        first.result(timeout=60.0)
 
 
 def test_an_update_staged_while_a_commit_waits_takes_its_place_and_the_commit_fails(start):
@@ -113,7 +113,7 @@ def test_an_update_staged_while_a_commit_waits_takes_its_place_and_the_commit_fa
         stage(engine, version=5)
         core.gate.set()
         with pytest.raises(EngineError, match="cannot commit version 4: the staged version is 5"):
-            first.result(timeout=10.0)
+            first.result(timeout=60.0)
     commit(engine, 5)
     assert engine.policy_version == 5
 

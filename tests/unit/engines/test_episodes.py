@@ -48,7 +48,7 @@ def test_a_commit_waits_while_an_episode_waits_for_a_tool_and_its_next_turn_pass
     assert versions(second) == [3]
     assert not (other.done() or late.done() or committed.done())
     engine.close_episode("e")
-    committed.result(timeout=10.0)
+    committed.result(timeout=60.0)
     assert (versions(other), versions(late)) == ([4], [4])
 
 

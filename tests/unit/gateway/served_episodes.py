@@ -87,7 +87,7 @@ class Served:
         async def register() -> Registered:
             return self.table.register(session, conversation)
 
-        registered = self.server.submit(register()).result(10)
+        registered = self.server.submit(register()).result(60)
         url = self.server.url + PREFIX.format(episode=registered.episode_id)
         headers = {"Authorization": f"Bearer {registered.token}"}
         client = httpx.Client(base_url=url, headers=headers, timeout=20, trust_env=False, verify=False)
@@ -98,7 +98,7 @@ class Served:
         async def end() -> None:
             self.table.end(episode.registered)
 
-        self.server.submit(end()).result(10)
+        self.server.submit(end()).result(60)
 
     def close(self) -> None:
         for client in self._clients:

@@ -184,7 +184,7 @@ def held(gateway: Served, calls) -> list[threading.Thread]:
     before = len(gateway.core.running)
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(gateway.core.running) < before + len(threads):
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -194,7 +194,7 @@ def held(gateway: Served, calls) -> list[threading.Thread]:
 def release(gateway: Served, threads) -> None:
     gateway.core.gate.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     gateway.core.hold_after = 10**9
 
 
@@ -217,7 +217,7 @@ def test_the_end_of_an_episode_ends_its_call_in_flight_and_refuses_the_next_one(
     aborted = len(gateway.core.aborted)
     gateway.end(episode)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     release(gateway, threads)
     replies.append(chat(episode))
     assert [reply.status_code for reply in replies] == [503, 503]
@@ -234,7 +234,7 @@ def test_calls_that_may_wait_are_answered_after_those_that_are_sampled() -> None
         waiting = [threading.Thread(target=lambda: statuses.append(chat(episode).status_code)) for _ in range(3)]
         for thread in waiting:
             thread.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(episode.registered.session._calls) < 5:
             assert time.monotonic() < deadline
             time.sleep(0.005)

@@ -104,7 +104,7 @@ def test_64_sessions_at_a_time_are_each_recorded_as_one_alone(num_alone) -> None
             threading.Event().wait(0.005)
         gateway.core.gate.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert gateway.core.max_running == 64
         for number in range(0, 64, 64 // num_alone):
             alone = gateway.open()

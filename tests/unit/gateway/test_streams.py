@@ -20,7 +20,7 @@ def gateway() -> Iterator[Served]:
 
 
 def wait_for(condition) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)

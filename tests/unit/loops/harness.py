@@ -144,7 +144,7 @@ class ThreadedRun:
         for actor in list(self._producers.values()):
             actor.close()
         for thread in self._threads:
-            thread.join(timeout=10.0)
+            thread.join(timeout=60.0)
         assert not any(thread.is_alive() for thread in self._threads), "a loop goes on after the end of the run"
 
     def _watch(self, trainer):

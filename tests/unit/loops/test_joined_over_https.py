@@ -76,7 +76,7 @@ class JoinedRun(ThreadedRun):
             self._admit()
 
     def _admit(self):
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + 60.0
         while not (keys := self.served.waiting()):
             assert time.monotonic() < deadline and not self._errors, self._errors
             time.sleep(0.01)
@@ -122,7 +122,7 @@ class JoinedRun(ThreadedRun):
         """End it when it holds prompts, as the machine does."""
         if end == "stays":
             return
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + 60.0
         while time.monotonic() < deadline and not self._is_over:
             if session._loop is not None and session._loop._runner.lease_ids + session._loop._scoring:
                 if end == "leaves":

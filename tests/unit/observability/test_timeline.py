@@ -25,7 +25,7 @@ def recorded(directory: Path, actor: str = "trainer-0") -> list[dict]:
 
 
 def wait_until(is_true) -> None:
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + 60.0
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -135,7 +135,7 @@ time.sleep(60)
         wait_until(lambda: path.is_file() and b"wait for rollouts" in path.read_bytes())
     finally:
         process.kill()
-        process.wait(timeout=10.0)
+        process.wait(timeout=60.0)
     assert [(e["ph"], e["name"]) for e in recorded(tmp_path)] == [("X", "train"), ("B", "wait for rollouts")]
     assert path.stat().st_mtime_ns >= recorded(tmp_path)[1]["begin_ns"]
 

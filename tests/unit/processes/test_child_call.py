@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -54,15 +55,27 @@ def test_a_child_that_is_killed_is_an_error_that_says_what_it_did():
         call(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def test_an_interrupt_ends_the_child(tmp_path):
-    def interrupt_parent():
-        (tmp_path / "pid").write_text(str(os.getpid()))
-        os.kill(os.getppid(), signal.SIGINT)
-        signal.pause()
+INTERRUPTED = """
+import os, signal
+from coati_rl.processes.child_call import call_in_child
 
-    with pytest.raises(KeyboardInterrupt):
-        call(interrupt_parent)
-    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+def interrupt_parent():
+    print(os.getpid(), flush=True)
+    os.kill(os.getppid(), signal.SIGINT)
+    signal.pause()
+
+try:
+    call_in_child(interrupt_parent, what="the preparation")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_an_interrupt_ends_the_child():
+    """In a process without other threads, as the call requires: pytest's has those of other tests."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=200, check=True)
+    child, said = done.stdout.split()
+    assert (said, psutil.pid_exists(int(child))) == ("interrupted", False)
 
 
 class Subject:

@@ -179,7 +179,7 @@ def test_the_command_says_where_the_page_is_and_ends_with_a_signal(run):
         assert httpx.get(url.rsplit("/", 2)[0], timeout=20).status_code == 404
     finally:
         process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     process.stdout.close()
 
 

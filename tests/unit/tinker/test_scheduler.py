@@ -33,8 +33,8 @@ class Jobs:
         self.core, self.results = Counting(), []
         self.scheduler = Scheduler(self.core, batch_tokens=batch_tokens)
         self.left, self.done = 0, threading.Event()
-        self.work("nobody", "first", lambda _: (self.core.began.set(), self.core.go.wait(10)))
-        assert self.core.began.wait(10)
+        self.work("nobody", "first", lambda _: (self.core.began.set(), self.core.go.wait(60)))
+        assert self.core.began.wait(60)
 
     def loss(self, owner, model, tokens, loss="cross_entropy"):
         datum = Datum(tokens=np.zeros(tokens, np.int64), inputs={})
@@ -56,7 +56,7 @@ class Jobs:
 
     def run(self):
         self.core.go.set()
-        assert self.done.wait(10)
+        assert self.done.wait(60)
         self.scheduler.close()
         return self.core.calls[:-1]
 

@@ -47,7 +47,7 @@ def directory(tmp_path: Path, group_prefix: str, monkeypatch: pytest.MonkeyPatch
     get_temp_dir()  # of multiprocessing's sockets, for which the other is too long
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     yield tmp_path / "weights"
-    end = time.monotonic() + 10.0  # a member may still be cleaning up
+    end = time.monotonic() + 60.0  # a member may still be cleaning up
     places = (SHM_DIRECTORY, f"coati-{group_prefix}*"), (tmp_path, "weights/*"), (temporary, "coati-*")
     while left := [path for parent, pattern in places for path in parent.glob(pattern)]:
         assert time.monotonic() < end, left

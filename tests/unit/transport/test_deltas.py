@@ -60,7 +60,7 @@ def send(sender: WeightSender, receivers: Receivers, tensors: Named, version: in
     manifest = build_manifest(tensors, policy_version=version, bucket_bytes=BUCKET_BYTES)
     futures = receivers.start(manifest)
     sender.send(manifest, tensors, timeout_s=20.0)
-    return [[*future.result(timeout=20.0).tensors] for future in futures]
+    return [[*future.result(timeout=60.0).tensors] for future in futures]
 
 
 def same_bits(staged: Named, tensors: Named) -> bool:

@@ -34,7 +34,7 @@ def transfer(sender: WeightSender, receivers: Receivers, tensors: Named, *, vers
     manifest = build_manifest(tensors, policy_version=version, bucket_bytes=bucket_bytes)
     futures = receivers.start(manifest)
     digest = sender.send(manifest, tensors, timeout_s=20.0)
-    return digest, [future.result(timeout=20.0) for future in futures]
+    return digest, [future.result(timeout=60.0) for future in futures]
 
 
 def test_every_rank_of_every_engine_gets_the_same_bits(sender, backend):
@@ -122,7 +122,7 @@ def test_a_value_that_is_not_finite_is_refused_by_name_and_nobody_stages_it(send
     with pytest.raises(TransferError, match=f"rank 0 of 2, .*rank 1 gave up: .*tensor '{name}' holds NaN"):
         sender.send(manifest, broken, timeout_s=20.0)
     with pytest.raises(TransferError, match=f"tensor '{name}' holds NaN or infinity"):
-        future.result(timeout=20.0)
+        future.result(timeout=60.0)
     assert not sender.is_open
 
 
@@ -162,7 +162,7 @@ def test_tensors_that_are_not_the_announced_ones_are_refused(sender, fault, mess
     with pytest.raises(TransferError, match=message):
         sender.send(manifest, fault(weights()), timeout_s=20.0)
     with pytest.raises(TransferError, match=message):
-        future.result(timeout=20.0)
+        future.result(timeout=60.0)
 
 
 def test_one_bit_that_changes_on_the_way_is_noticed_by_everyone(sender, monkeypatch):
@@ -181,7 +181,7 @@ def test_one_bit_that_changes_on_the_way_is_noticed_by_everyone(sender, monkeypa
         sender.send(manifest, weights(), timeout_s=20.0)
     for future in futures:
         with pytest.raises(TransferError, match=r"version 4: the digest .* that of the bytes on rank"):
-            future.result(timeout=20.0)
+            future.result(timeout=60.0)
 
 
 def test_without_an_open_group_nothing_is_sent(sender):

@@ -126,7 +126,7 @@ def test_a_member_that_never_comes_is_named_on_every_other_rank(sender):
     with takes(1.0), pytest.raises(TransferTimeoutError, match="rank 0 of 3, joining: waiting for rank 2: not done"):
         sender.send(manifest, big_weights(), timeout_s=1.0)
     with pytest.raises(TransferError, match=r"rank 1 of 3, joining: .*rank 0 gave up: .*waiting for rank 2"):
-        future.result(timeout=20.0)
+        future.result(timeout=60.0)
 
 
 def test_waiting_for_members_can_be_cancelled(sender):
@@ -168,7 +168,7 @@ def test_the_senders_own_error_reaches_the_receiver(sender):
     with takes(0.0), pytest.raises(ZeroDivisionError):
         sender.send(manifest, gather(), timeout_s=60.0)
     with pytest.raises(TransferError, match="rank 0 gave up: ZeroDivisionError: in the trainer"):
-        future.result(timeout=20.0)
+        future.result(timeout=60.0)
 
 
 def test_a_member_that_dies_while_others_are_awaited_is_named_at_once(sender):
@@ -177,4 +177,4 @@ def test_a_member_that_dies_while_others_are_awaited_is_named_at_once(sender):
     with takes(0.5), pytest.raises(TransferError, match="rank 0 of 3, joining: waiting for rank 2: rank 1 gave up"):
         sender.send(build_manifest(big_weights(), policy_version=1), big_weights(), timeout_s=60.0)
     with pytest.raises(TransferTimeoutError):
-        future.result(timeout=20.0)
+        future.result(timeout=60.0)

@@ -271,7 +271,7 @@ def test_an_episode_that_has_ended_holds_no_update_up_while_another_has_not_begu
 
     class Late(Talk):
         def reset(self, task):
-            assert task.episode == 0 or closed.wait(5)
+            assert task.episode == 0 or closed.wait(60)
             return super().reset(task)
 
     monkeypatch.setattr(engine, "close_episode", close_and_tell, raising=False)

@@ -15,7 +15,7 @@ from coati_rl.config.model import ModelConfig, RouterReplay
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.config.sections import JobConfig
 from coati_rl.config.trainers import TrainersConfig
-from coati_rl.config.user_paths import OptionalPath
+from coati_rl.config.user_paths import OptionalPath, below_runs
 from coati_rl.reward_spec import RewardActors
 
 
@@ -78,6 +78,11 @@ class TrainingRunConfig(Section):
             if value == 0 or value < -1:
                 raise ValueError(f"--{name.replace('_', '-')} {value}: use a positive number of steps, or -1 for off")
         return self
+
+    @field_validator("project")
+    @classmethod
+    def _check_project(cls, name: str) -> str:
+        return below_runs(name)
 
     @field_validator("keep_weights")
     @classmethod

@@ -32,5 +32,16 @@ def usable(text: str) -> str:
     return str(path) if text.startswith("~") else text
 
 
+def below_runs(text: str) -> str:
+    """Return the name of a run, whose directory is made below runs/.
+
+    Raises: ValueError for one that is empty, leads elsewhere, or cannot be looked up.
+    """
+    usable(text)
+    if not Path(text).parts or Path(text).is_absolute() or ".." in Path(text).parts:
+        raise ValueError("is no name of a directory below runs/; give a name such as my-run, or the path as --run-dir")
+    return text
+
+
 UserPath = Annotated[str, AfterValidator(usable)]
 OptionalPath = Annotated[str | None, AfterValidator(lambda text: None if text is None else usable(text))]

@@ -15,7 +15,7 @@ import torch
 from coati_rl.errors import ConfigError
 from coati_rl.model_files.classifiers import SCORE, auto_class_of, check_one_label, kind_of
 from coati_rl.model_files.config import DEQUANTIZED, quantization_method, read_config
-from coati_rl.model_files.names import compare
+from coati_rl.model_files.names import NameDifferences, compare
 from coati_rl.model_files.saving import read_generation, try_to_save
 from coati_rl.model_files.stored import StoredTensor, read_stored
 from coati_rl.model_files.values import HEAD, check_stored_values, has_own_head
@@ -65,10 +65,12 @@ def _check(
         return ModelFacts(has_own_head=False)
     stored = read_stored(directory, where, takes_any=uses == {"sampled"})
     _check_for_engine(stored, uses, where)
-    _check_names(config, stored, uses, where)
+    differences = _check_names(config, stored, uses, where)
     check_stored_values(stored, where)
     read_generation(directory, where)
     warnings = try_to_save(directory, config, where) if "trained" in uses else []
+    if "trained" in uses and differences:
+        warnings += differences.warnings(where)
     reads_tied_head = not uses & _SCALAR and getattr(config.get_text_config(), "tie_word_embeddings", False)
     is_own = reads_tied_head and has_own_head(stored, _PRECISIONS.get(precision or ""), where)
     if is_own:
@@ -114,8 +116,13 @@ def _check_for_engine(stored: Mapping[str, StoredTensor], uses: frozenset[Use], 
             )
 
 
-def _check_names(config: Any, stored: Mapping[str, StoredTensor], uses: frozenset[Use], where: str) -> None:
-    """Raise ConfigError if names or shapes differ from those of the architecture that reads the files."""
+def _check_names(
+    config: Any, stored: Mapping[str, StoredTensor], uses: frozenset[Use], where: str
+) -> NameDifferences | None:
+    """Compare names and shapes with those of the architecture that reads the files; None if none can be built here.
+
+    Raises: ConfigError if they differ.
+    """
     has_scalar_head = bool(uses & _SCALAR)
     kind = kind_of(config, stored) if has_scalar_head else None
     if has_scalar_head:
@@ -130,7 +137,7 @@ def _check_names(config: Any, stored: Mapping[str, StoredTensor], uses: frozense
         if build is None:
             raise ConfigError(f"{where}: config.json: transformers has no causal language model {config.model_type}")
     if build is None or (quantization_method(config) not in {None, *DEQUANTIZED}):
-        return
+        return None
     try:
         differences = compare(
             build,
@@ -141,6 +148,7 @@ def _check_names(config: Any, stored: Mapping[str, StoredTensor], uses: frozense
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
     differences.check(where)
+    return differences
 
 
 def _check_values_of_tokens(stored: Mapping[str, StoredTensor], uses: frozenset[Use], where: str) -> None:

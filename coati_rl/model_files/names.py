@@ -30,6 +30,7 @@ class NameDifferences:
     missing: tuple[str, ...] = ()  # of the files
     unexpected: tuple[str, ...] = ()  # in the files
     mismatched: tuple[Mismatch, ...] = ()
+    left_out: tuple[str, ...] = ()  # in the files; the architecture says that it does without, as without images
 
     @classmethod
     def of_report(
@@ -53,6 +54,7 @@ class NameDifferences:
             missing=tuple(sorted(name for name in report["missing_keys"] if name.startswith(base))),
             unexpected=tuple(sorted(name for name in unexpected if name.startswith(base))),
             mismatched=tuple(sorted(report["mismatched_keys"])),
+            left_out=tuple(sorted(_matrices_left_out(model, tensors))),
         )
 
     def check(self, where: str) -> None:
@@ -60,6 +62,15 @@ class NameDifferences:
         problems = [*self._problems()]
         if problems:
             raise ConfigError(f"{where}: its weight files and {self.architecture} differ: {'; '.join(problems)}")
+
+    def warnings(self, where: str) -> list[str]:
+        """Return what a checkpoint of the model will lack, each line beginning with `where`."""
+        if not self.left_out:
+            return []
+        return [
+            f"{where}: {self.architecture} leaves out {_named(self.left_out)}: they are not trained, and checkpoints "
+            "of all weights lack them; an adapter (--lora-rank) that is merged into its files (coati-rl merge) has them"
+        ]
 
     def _problems(self) -> Iterator[str]:
         prefix = _common_prefix(self.missing, self.unexpected)
@@ -138,6 +149,20 @@ def _not_converted(report: str) -> list[str]:
     """Return the parameters that several tensors make up, such as stacked experts, and that could not be made."""
     rows = [_STYLE.sub("", line).split("|") for line in report.splitlines() if "CONVERSION" in line and "|" in line]
     return sorted({row[0].strip() for row in rows})
+
+
+def _matrices_left_out(model: Any, tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield the weights that a class of transformers does not load and does not report.
+
+    Vectors, scalars and masks are left to it: they are buffers of older versions, such as rotary_emb.inv_freq and
+    GPT-2's attn.bias.
+    """
+    patterns = [*map(re.compile, getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
+    own = {*model.state_dict()}
+    for name, each in tensors.items():
+        is_matrix = each.dim() > 1 and each.is_floating_point() and not name.endswith(".bias")
+        if is_matrix and name not in own and any(pattern.search(name) for pattern in patterns):
+            yield name
 
 
 def _common_prefix(missing: Sequence[str], unexpected: Sequence[str]) -> str:

@@ -34,6 +34,13 @@ def test_what_can_be_no_path_is_refused_with_its_flag(flag, path):
         parse([flag, f"held-out={path}" if flag == "-ed" else path])
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "/tmp/run", "a/../../b", TOO_LONG])
+def test_a_project_has_its_directory_below_runs(name):
+    with pytest.raises(ConfigError, match=r"^--project.*(below runs/.*--run-dir|empty|too long)"):
+        parse(["-p", name])
+    assert parse(["-p", "team/run 1"])[0].run.project == "team/run 1"
+
+
 @pytest.mark.parametrize("flag", [*PATHS, "-d", "--chat-template"])
 def test_an_empty_text_is_not_the_working_directory(flag):
     with pytest.raises(ConfigError, match=r"^--.* '': .*(empty|neither a file)"):

@@ -9,6 +9,7 @@ from peft import PeftModel
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
+from coati_rl.model_files.check import check_model_files
 from consumer.adapters.merge import merge_adapter
 from consumer.backend import Backend
 from consumer.parallel.single_process import SingleProcess
@@ -107,6 +108,8 @@ def test_an_adapter_of_a_language_model_within_another_is_merged_under_the_names
     config = AutoConfig.for_model(model_type, **settings)
     AutoModelForImageTextToText.from_config(config).save_pretrained(base)
     model = AutoModelForCausalLM.from_pretrained(base).eval()
+    told = "\n".join(check_model_files(base, "trained").warnings)
+    assert ("Qwen3_5ForCausalLM leaves out model.visual." in told) is (model_type == "qwen3_5"), told
     save_adapter(adapter, model, target_modules=targets)
     right = logprobs(PeftModel.from_pretrained(model, adapter).eval())
     merge_adapter(base, adapter, out, where="ADAPTER")

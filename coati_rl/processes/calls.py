@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 from coati_rl.errors import ConfigError
+from coati_rl.processes.answers import encode_answer
 
 _MAX_SOCKET_PATH = 107  # bytes, of Linux
 _RETRY_S = 0.1
@@ -76,7 +78,7 @@ class CallServer:
                     answer = (True, self._methods[name, method](*arguments, **options))
                 except Exception as error:  # noqa: BLE001  raised where it was called
                     answer = (False, error)
-                connection.send(answer)
+                connection.send_bytes(encode_answer(*answer, dumps=ForkingPickler.dumps))
 
 
 class Caller:

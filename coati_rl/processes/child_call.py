@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import cloudpickle  # type: ignore[import-untyped]
 
 from coati_rl.errors import CoatiError, RunError
+from coati_rl.processes.answers import encode_answer
 from coati_rl.processes.ending import end_with_parent
 from coati_rl.processes.interrupts import ending_signals
 
@@ -35,11 +36,11 @@ def call_in_child(function: Callable[[], Result], *, what: str) -> Result:
 
     def answer() -> None:
         try:
-            found = cloudpickle.dumps((True, function()))
+            found = encode_answer(True, function(), dumps=cloudpickle.dumps)
         except BaseException as error:  # noqa: BLE001, raised again by the parent
             if not isinstance(error, CoatiError | KeyboardInterrupt):
                 error.add_note(f"in a child process:\n{''.join(traceback.format_exception(error))}")
-            found = cloudpickle.dumps((False, error))
+            found = encode_answer(False, error, dumps=cloudpickle.dumps)
         with os.fdopen(sending, "wb") as pipe:
             pipe.write(found)
 

@@ -14,6 +14,13 @@ from coati_rl.errors import ConfigError, RunError
 from coati_rl.processes.calls import Caller, CallServer
 
 
+class OtherArguments(Exception):
+    """An error that pickle cannot make again."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} is not {two}")
+
+
 class Counter:
     """Something to call."""
 
@@ -30,7 +37,12 @@ class Counter:
         return self.may_go.wait(5.0)
 
     def fail(self, kind: str) -> None:
+        if kind == "of a library":
+            raise OtherArguments(1, 2)
         raise RunError("the disk is full") if kind == "ours" else ValueError("a number is wrong")
+
+    def lock(self) -> object:
+        return threading.Lock()
 
     def secret(self) -> None:
         raise AssertionError("called without being offered")
@@ -40,7 +52,7 @@ class Counter:
 def served(tmp_path: Path):
     """The object, and the server that answers for it."""
     counter = Counter()
-    server = CallServer({"counter": (counter, ("add", "wait", "fail"))}, tmp_path)
+    server = CallServer({"counter": (counter, ("add", "wait", "fail", "lock"))}, tmp_path)
     yield counter, server
     counter.may_go.set()
     server.close()
@@ -54,6 +66,10 @@ def test_a_call_returns_what_the_method_returns_and_raises_what_it_raises(served
         caller.fail("ours")
     with pytest.raises(ValueError, match="a number is wrong"):
         caller.fail("another")
+    with pytest.raises(RunError, match="OtherArguments: 1 is not 2"):
+        caller.fail("of a library")
+    with pytest.raises(RunError, match="TypeError: cannot pickle"):
+        caller.lock()
     assert caller.add(1) == 15, "an error ends one call alone"
 
 

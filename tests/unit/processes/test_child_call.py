@@ -45,6 +45,22 @@ def test_any_other_error_is_raised_with_where_it_was():
     assert "in breaks" in caught.value.__notes__[0]
 
 
+class OtherArguments(Exception):
+    """An error that pickle cannot make again."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} is not {two}")
+
+
+def test_an_error_that_cannot_be_made_again_is_named_with_where_it_was():
+    def breaks():
+        raise OtherArguments(1, 2)
+
+    with pytest.raises(RunError, match="OtherArguments: 1 is not 2") as caught:
+        call(breaks)
+    assert "in breaks" in caught.value.__notes__[0]
+
+
 def test_what_the_function_exits_with_is_raised_here():
     with pytest.raises(SystemExit, match="3"):
         call(lambda: sys.exit(3))

@@ -52,7 +52,7 @@ class Recipe:
         task, run = self.root / "task", self.root / f"{name}-{self._seed}"
         command = [COATI_RL, "rl", "-m", model, "-d", task / "train.jsonl", "-ed", f"held_out={task / 'eval.jsonl'}"]
         tools = "--tools calculator --max-turns 3 -rt boxed -mpt 128 -mnt 48 --max-episode-tokens 256"
-        sizes = "-t 1 -i 1 -g 8 -ibs 2 -imbs 16 -tbs 2 -tMbs 2 -tmbs 16 -ei 10 -si -1 --max-steps 1"
+        sizes = "-t 1 -i 1 -g 8 -ibs 2 -imbs 2 -tbs 2 -tMbs 2 -tmbs 16 -ei 10 -si -1 --max-steps 1"
         subprocess.run(
             [*map(str, command), *tools.split(), *sizes.split(), *PRECISION, "--run-dir", str(run)], check=True
         )

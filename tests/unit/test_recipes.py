@@ -51,6 +51,22 @@ def test_every_command_is_understood_and_reads_what_an_earlier_one_writes(
     ]
 
 
+@pytest.mark.parametrize(("job", "jobs"), [("dpo", ["generate"]), ("rl", ["generate"] * 2), ("tools", ["rl"] * 2)])
+def test_the_commands_that_score_what_trl_has_trained_are_understood(tmp_path, monkeypatch, job, jobs):
+    monkeypatch.syspath_prepend(str(Path(recipe_report.__file__).parent / "bench"))
+    import trl_recipes
+
+    calls: list[list[str]] = []
+    monkeypatch.setattr(trl_recipes, "ensure_trl", lambda directory: Path("python"))
+    monkeypatch.setattr(trl_recipes.subprocess, "run", lambda command, check: calls.append(command))
+    monkeypatch.setattr("sys.argv", ["trl_recipes.py", job, str(tmp_path), "0"])
+    trl_recipes.main()
+    scored = [call[1:] for call in calls if call[0] == str(trl_recipes.COATI_RL)]
+    assert [name for name, *_ in scored] == jobs
+    for name, *arguments in scored:
+        check_job(name, arguments)
+
+
 @pytest.mark.parametrize(
     ("script", "argument", "message"),
     [

@@ -113,7 +113,7 @@ def make_trainer(job: str, model: str, data: str, output: str, seed: int, more: 
         return GRPOTrainer(policy, more, args=config, train_dataset=prompts, processing_class=tokenizer)
     tokenizer.response_template = chat_template_utils.qwen3_template  # of calls as Qwen3 writes them, which are these
     of_job = {"learning_rate": 2e-5, "max_completion_length": 144, "temperature": 1.0, "beta": 0.0}
-    of_job |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 8}  # 64 too, in a third of the memory
+    of_job |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 8}  # 64 as well, in less memory
     config = GRPOConfig(**{**shared, **ROLLOUTS, **of_job}, max_tool_calling_iterations=2)
     prompts = conversations(rows, SYSTEM_PROMPT)
     return GRPOTrainer(

@@ -12,13 +12,7 @@ import pytest
 
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.processes.calls import Caller, CallServer
-
-
-class OtherArguments(Exception):
-    """An error that pickle cannot make again."""
-
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__(f"{one} is not {two}")
+from tests.unit.processes.odd_errors import OtherArgumentsError
 
 
 class Counter:
@@ -38,7 +32,7 @@ class Counter:
 
     def fail(self, kind: str) -> None:
         if kind == "of a library":
-            raise OtherArguments(1, 2)
+            raise OtherArgumentsError(1, 2)
         raise RunError("the disk is full") if kind == "ours" else ValueError("a number is wrong")
 
     def lock(self) -> object:
@@ -66,7 +60,7 @@ def test_a_call_returns_what_the_method_returns_and_raises_what_it_raises(served
         caller.fail("ours")
     with pytest.raises(ValueError, match="a number is wrong"):
         caller.fail("another")
-    with pytest.raises(RunError, match="OtherArguments: 1 is not 2"):
+    with pytest.raises(RunError, match="OtherArgumentsError: 1 is not 2"):
         caller.fail("of a library")
     with pytest.raises(RunError, match="TypeError: cannot pickle"):
         caller.lock()

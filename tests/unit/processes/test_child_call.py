@@ -11,6 +11,7 @@ import pytest
 
 from coati_rl.errors import ConfigError, RunError
 from coati_rl.processes.child_call import ObjectInChild, call_in_child
+from tests.unit.processes.odd_errors import OtherArgumentsError
 
 
 def call(function):
@@ -45,18 +46,11 @@ def test_any_other_error_is_raised_with_where_it_was():
     assert "in breaks" in caught.value.__notes__[0]
 
 
-class OtherArguments(Exception):
-    """An error that pickle cannot make again."""
-
-    def __init__(self, one, two):
-        super().__init__(f"{one} is not {two}")
-
-
 def test_an_error_that_cannot_be_made_again_is_named_with_where_it_was():
     def breaks():
-        raise OtherArguments(1, 2)
+        raise OtherArgumentsError(1, 2)
 
-    with pytest.raises(RunError, match="OtherArguments: 1 is not 2") as caught:
+    with pytest.raises(RunError, match="OtherArgumentsError: 1 is not 2") as caught:
         call(breaks)
     assert "in breaks" in caught.value.__notes__[0]
 

@@ -40,6 +40,12 @@ class GenerationEngine(Protocol):
             cannot be cancelled; see `abort`.
         """
 
+    def submit_all(self, requests: Sequence[GenerationRequest]) -> "list[Future[GenerationResult]]":
+        """Queue requests so that none begins before the others are there. Raises: as `submit`.
+
+        What is computed together then does not depend on when each one arrives, nor do the last bits of its sums.
+        """
+
     def abort(self, request_id: str) -> None:
         """End a request before the engine's next step: its future gets the tokens sampled so far.
 

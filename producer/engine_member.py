@@ -49,7 +49,7 @@ class EngineMember:
 
     def generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[list[dict[str, Any]]]:
         """Return the fields of each request's completions. Raises: EngineError."""
-        futures = [self._engine.submit(request) for request in requests]
+        futures = self._engine.submit_all(requests)
         if wait(futures, timeout_s).not_done:
             for request in requests:
                 self._engine.abort(request.request_id)

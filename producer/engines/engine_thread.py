@@ -53,7 +53,7 @@ class ThreadedEngine:
         self.policy_version = core.policy_version = policy_version  # of the weights that serve now
         self._staged_version: int | None = None
         self._staging = threading.Lock()  # one transfer at a time
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._commit: PendingCommit | None = None  # this and the next: used by the owner thread only
         self._is_asleep = False
         self._admission = AdmissionQueue()
@@ -76,6 +76,16 @@ class ThreadedEngine:
         stream = None if on_tokens is None else TokenStream(request.request_id, on_tokens)
         self._inbox.put(lambda: self._add(Submission(request=request, stream=stream)))
         return future
+
+    def submit_all(self, requests: Sequence[GenerationRequest]) -> list[Future[GenerationResult]]:
+        futures: list[Future[GenerationResult]] = []
+        try:
+            for request in requests:
+                futures.append(self._answers.add_request(request))
+            return futures
+        finally:  # those before one that is refused have futures, too
+            queued = [Submission(request=request, stream=None) for request in requests[: len(futures)]]
+            self._inbox.put(lambda: [*map(self._add, queued)])
 
     def abort(self, request_id: str) -> None:
         self._inbox.put(lambda: self._abort(request_id))

@@ -42,7 +42,7 @@ def nothing_is_left_behind() -> Iterator[None]:
 
 
 def test_workers_are_children_of_one_process_which_collects_and_replaces_those_that_are_killed(own: Own) -> None:
-    with RewardPool(own.score, num_workers=2) as pool:
+    with RewardPool(own.score, num_workers=2, timeout_s=60.0) as pool:
         first, second = ready_workers(pool, 2)
         parent = pool.worker_pids()[0]
         assert psutil.Process(parent).ppid() == os.getpid()
@@ -54,7 +54,7 @@ def test_workers_are_children_of_one_process_which_collects_and_replaces_those_t
 
 
 def test_a_fork_server_that_is_killed_while_idle_is_replaced(own: Own) -> None:
-    with RewardPool(own.score, num_workers=2) as pool:
+    with RewardPool(own.score, num_workers=2, timeout_s=60.0) as pool:
         ready_workers(pool, 2)
         pids = pool.worker_pids()
         os.kill(pids[0], signal.SIGKILL)
@@ -74,7 +74,7 @@ def test_a_fork_server_that_is_killed_at_work_costs_an_attempt(own: Own) -> None
 
 
 def test_a_fork_server_that_is_killed_at_its_start_is_replaced(own: Own) -> None:
-    with RewardPool(own.score) as pool:
+    with RewardPool(own.score, timeout_s=60.0) as pool:
         wait_until(lambda: len(pool.worker_pids()) == 1)
         os.kill(pool.worker_pids()[0], signal.SIGKILL)
         assert pool.submit(["5"], FIVE).result(60)[0].verdict == "ok"
@@ -89,7 +89,7 @@ def test_a_stopped_fork_server_is_replaced_by_who_waits_for_a_worker(
         monkeypatch.setattr(workers, "START_TIMEOUT_S", 60.0)  # for the next one
         await close(server)
 
-    with RewardPool(own.score) as pool:
+    with RewardPool(own.score, timeout_s=60.0) as pool:
         (worker,) = ready_workers(pool)
         stopped = pool.worker_pids()[0]
         monkeypatch.setattr(workers.ForkServer, "close", close_it)
@@ -102,12 +102,13 @@ def test_a_stopped_fork_server_is_replaced_by_who_waits_for_a_worker(
     assert re.search(r"a worker was not ready after 0\.[369] s", caplog.text), "again if it ran as it was stopped"
 
 
+@pytest.mark.full
 def test_a_reward_whose_import_computes_longer_than_the_deadline_is_waited_for(
     make_reward: Callable[[str], RewardSpec], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(workers, "START_TIMEOUT_S", 4.0)
     source = "import time\nwhile time.process_time() < 4.5: pass\ndef score(response, ground_truth): return 1.0\n"
-    with RewardPool(make_reward(source)) as pool:
+    with RewardPool(make_reward(source), timeout_s=60.0) as pool:
         assert pool.submit(["5"], FIVE).result(100)[0].reward == 1.0
     assert caplog.text == ""
 
@@ -118,13 +119,13 @@ def test_a_reward_whose_import_hangs_ends_at_the_deadline(
     monkeypatch.setattr(workers, "START_TIMEOUT_S", 1.5)
     late = r"no reward worker can be started: a worker was not ready after [0-9.]+ s"
     source = f"import os, time\nif os.getpid() != {os.getpid()}: time.sleep(600)\ndef score(response): return 1.0"
-    with RewardPool(make_reward(source)) as pool, pytest.raises(RunError, match=late):
+    with RewardPool(make_reward(source), timeout_s=60.0) as pool, pytest.raises(RunError, match=late):
         pool.submit(["5"], FIVE).result(100)
 
 
 def test_closing_ends_a_stopped_fork_server(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_END_TIMEOUT_S", 0.2)
-    with RewardPool(own.score) as pool:
+    with RewardPool(own.score, timeout_s=60.0) as pool:
         (worker,) = ready_workers(pool)
         stopped = pool.worker_pids()[0]
         os.kill(stopped, signal.SIGSTOP)
@@ -133,7 +134,7 @@ def test_closing_ends_a_stopped_fork_server(own: Own, monkeypatch: pytest.Monkey
 
 
 def test_an_interrupt_from_the_keyboard_does_not_reach_the_processes(own: Own) -> None:
-    with RewardPool(own.score) as pool:
+    with RewardPool(own.score, timeout_s=60.0) as pool:
         wait_until(lambda: bool(pool.worker_pids()))
         os.kill(pool.worker_pids()[0], signal.SIGINT)  # while it imports
         ready_workers(pool)
@@ -155,10 +156,11 @@ def test_processes_that_cannot_start_fail_the_group_instead_of_waiting(
     interpreter: str, cause: str, own: Own, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", interpreter)
-    with RewardPool(own.score) as pool, pytest.raises(RunError, match=cause):
+    with RewardPool(own.score, timeout_s=60.0) as pool, pytest.raises(RunError, match=cause):
         pool.submit(["5"], FIVE).result(60)
 
 
+@pytest.mark.full
 def test_a_reward_that_cannot_be_made_fails_each_group_with_its_cause(make_reward: Callable[[str], RewardSpec]) -> None:
     own = make_reward("""
 import sys
@@ -167,7 +169,7 @@ if sys.argv[-1] == "make it once":  # in the fork server, not here
 def score(response, ground_truth):
     return 1.0
 """)
-    with RewardPool(own, num_workers=2) as pool:
+    with RewardPool(own, num_workers=2, timeout_s=60.0) as pool:
         for _ in range(2):
             with pytest.raises(
                 RunError, match=r"no reward worker can be started: .*own\.py fails on import: OSError: no model in /m"
@@ -185,13 +187,15 @@ def score(response, ground_truth):
 """
 
 
+@pytest.mark.full
 def test_a_reward_that_starts_threads_is_made_in_each_worker(make_reward: Callable[[str], RewardSpec]) -> None:
-    with RewardPool(make_reward(THREADED), num_workers=2) as pool:
+    with RewardPool(make_reward(THREADED), num_workers=2, timeout_s=60.0) as pool:
         assert [score.verdict for score in pool.submit(["5", "6", "5"], FIVE).result(60)] == ["ok", "wrong", "ok"]
         ready_workers(pool, 2)
         assert [psutil.Process(pid).num_threads() for pid in pool.worker_pids()] == [1, 2, 2]
 
 
+@pytest.mark.full
 def test_a_reward_with_threads_that_a_worker_cannot_make_fails_the_group_with_its_cause(
     make_reward: Callable[[str], RewardSpec],
 ) -> None:
@@ -199,12 +203,13 @@ def test_a_reward_with_threads_that_a_worker_cannot_make_fails_the_group_with_it
         THREADED + "if sys.argv[-1] == 'make it in each process': raise OSError('no memory on the GPU')\n"
     )
     with (
-        RewardPool(own, num_workers=2) as pool,
+        RewardPool(own, num_workers=2, timeout_s=60.0) as pool,
         pytest.raises(RunError, match=r"no reward worker can be started: .*no memory on"),
     ):
         pool.submit(["5"], FIVE).result(60)
 
 
+@pytest.mark.full
 def test_what_a_reward_has_started_ends_with_its_worker(
     make_reward: Callable[[str], RewardSpec], tmp_path: Path
 ) -> None:

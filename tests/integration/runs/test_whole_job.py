@@ -1,7 +1,7 @@
 """Test the guarantees of one run with real vLLM and a real ColossalAI plugin.
 
-DAPO at temperature 0.7, a tensor-parallel engine, two trainers, untied embeddings, evaluations, checkpoints, and
-prompts half of which can teach nothing.
+DAPO at temperature 0.7, a tensor-parallel engine, two trainers, untied embeddings, evaluations, checkpoints, prompts
+half of which can teach nothing, and a coordinator that is killed.
 """
 
 import json
@@ -61,6 +61,12 @@ def test_while_it_goes_on_nobody_else_on_the_machine_or_beyond_it_reaches_anythi
     assert listening_addresses(processes) == {ip_address("127.0.0.1")}
     assert all(name.startswith(f"{scratch}/") for name in unix_listeners(processes))
     assert unix_listeners(processes)
+
+
+def test_a_coordinator_that_is_killed_is_replaced(run):
+    (coordinator,) = run.processes("ray::CoordinatorActor")
+    coordinator.kill()
+    run.wait_for_text("the coordinator was lost; another goes on")
 
 
 def test_untied_embeddings_survive_every_sync_to_a_tensor_parallel_engine_at_any_temperature(records):

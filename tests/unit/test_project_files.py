@@ -74,7 +74,8 @@ CHECKS = {"ruff check", "ruff format", "importlinter", *MYPY, RULES, COLLECTION}
     [
         ([], set()),
         (["--fast"], {*MYPY, COLLECTION}),
-        (["--before-tests"], {RULES, COLLECTION}),
+        (["--lint"], {*MYPY, RULES, COLLECTION}),
+        (["--types"], {*CHECKS} - MYPY),
     ],
 )
 @pytest.mark.parametrize("python", ["true", "false"])
@@ -98,7 +99,7 @@ def test_a_commit_runs_the_fast_checks() -> None:
 def test_another_argument_of_the_checks_is_refused_before_an_environment_is_made(arguments: list[str]) -> None:
     done = subprocess.run([ROOT / "scripts" / "check", *arguments], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"scripts/check {' '.join(arguments)}: use --fast, --before-tests or no argument\n"
+    assert done.stderr == f"scripts/check {' '.join(arguments)}: use --fast, --lint, --types or no argument\n"
 
 
 def test_a_package_is_not_built_by_a_python_without_setuptools(tmp_path: Path) -> None:
@@ -137,6 +138,7 @@ def imported_modules() -> set[str]:
     return found
 
 
+@pytest.mark.full
 def test_without_an_extra_only_what_is_for_an_extra_cannot_be_imported() -> None:
     installed, packages = installed_with(setup_list("install_requires")), metadata.packages_distributions()
     names = {module: {re.sub(r"[-_.]+", "-", each).lower() for each in found} for module, found in packages.items()}

@@ -1,7 +1,8 @@
 """Configure all tests: one thread per process, cases outside of the fast suite, tests that need a GPU.
 
-Cases marked `full` run with --all only: the fast suite has one representative of each guarantee, docs/testing.md says
-which. Tests marked `gpu` are skipped unless `-m gpu` chooses them on a machine with one; nothing else is ever skipped.
+Cases marked `full` run with --all only, and of those marked `sampled(n)` the fast suite has the first of each n: it has
+one representative of each guarantee, docs/testing.md says which. Tests marked `gpu` are skipped unless `-m gpu` chooses
+them on a machine with one; nothing else is ever skipped.
 """
 
 import gc
@@ -91,9 +92,9 @@ def _import_a_share(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Asks torch for a GPU only when a test needs one: importing it takes seconds."""
     if not config.getoption("--all"):
-        left_out = [item for item in items if item.get_closest_marker("full")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        left_out = left_to_all(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         for folder, timeout_s in TIMEOUTS_S.items():
             if item.nodeid.startswith(folder) and not item.get_closest_marker("timeout"):
@@ -106,6 +107,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU and -m gpu"))
+
+
+def left_to_all(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the items that are marked `full`, and of the other cases of each test that is `sampled` all but some."""
+    left_out: set[pytest.Item] = set()
+    seen: Counter[str] = Counter()  # cases of a test
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if item.get_closest_marker("full"):
+            left_out.add(item)
+        elif sampled:
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % sampled.args[0]:
+                left_out.add(item)
+            seen[test] += 1
+    return left_out
 
 
 @pytest.hookimpl(tryfirst=True)

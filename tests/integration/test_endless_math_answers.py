@@ -20,6 +20,7 @@ ENDLESS = (
 IN_C, IN_PYTHON = "2^{50!}", r"\int_0^{\infty} \frac{\ln(x+3)}{x^5+2} dx"  # where the time limit finds them
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("texts", [(IN_C, IN_PYTHON), pytest.param(ENDLESS, marks=pytest.mark.full)], ids=len)
 def test_an_answer_that_never_ends_is_invalid_after_the_time_limit_as_answer_and_as_ground_truth(
     texts: tuple[str, ...],

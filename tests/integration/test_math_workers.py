@@ -56,6 +56,7 @@ def starved(pid: int) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.full
 def test_the_verdict_of_an_answer_that_takes_long_is_the_same_on_a_starved_worker() -> None:
     slow, problem = r"\boxed{(x+1)^{60}}", Problem(ground_truth=r"(x+1)^{59} \cdot (x+1)")
     with RewardPool(BOXED, timeout_s=60.0) as pool:
@@ -73,6 +74,7 @@ def test_the_verdict_of_an_answer_that_takes_long_is_the_same_on_a_starved_worke
     assert score.verdict == "ok"
 
 
+@pytest.mark.full
 def test_an_answer_without_an_end_has_its_limit_of_cpu_time() -> None:
     with RewardPool(BOXED, timeout_s=LIMIT_S) as pool:
         ready_workers(pool)
@@ -80,6 +82,7 @@ def test_an_answer_without_an_end_has_its_limit_of_cpu_time() -> None:
     assert (score.verdict, score.detail) == ("invalid", "timed out after 0.3 s of CPU time")
 
 
+@pytest.mark.full
 def test_a_worker_that_never_runs_is_replaced_and_its_response_scored_once_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -92,6 +95,7 @@ def test_a_worker_that_never_runs_is_replaced_and_its_response_scored_once_more(
         assert second != first
 
 
+@pytest.mark.full
 def test_a_response_over_which_two_workers_stand_still_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_MAX_CPU_STRETCH", 3)
     with RewardPool(BOXED, timeout_s=LIMIT_S) as pool:

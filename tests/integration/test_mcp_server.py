@@ -64,6 +64,7 @@ def run(toolbox: Toolbox, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
     return asyncio.run(all_of_them())
 
 
+@pytest.mark.full
 def test_tools_are_listed_and_called_by_many_episodes_at_once(toolbox: Toolbox) -> None:
     assert toolbox.schemas[0]["function"] == {
         "name": "add",

@@ -85,6 +85,7 @@ def test_the_time_limit_counts_from_when_a_response_starts_to_run(one_worker: Re
     assert own.calls() == ["sleep 600", "sleep 600", "sleep 0.1", "sleep 0.1"]
 
 
+@pytest.mark.full
 def test_a_response_that_others_keep_from_the_cores_is_not_late(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_MAX_STRETCH", 100)  # for a machine that is busy besides
     with RewardPool(own.score, timeout_s=LIMIT_S) as pool:
@@ -172,6 +173,7 @@ def test_what_is_left_of_a_chunk_is_scored_and_comes_before_later_groups(own: Ow
     assert own.calls() == ["5", "wait", "6", "5", "6", "5", "7"]
 
 
+@pytest.mark.full
 def test_a_tenth_of_endless_answers_costs_its_own_samples_only_and_there_are_never_more_processes(own: Own) -> None:
     with RewardPool(own.score, num_workers=2, timeout_s=LIMIT_S) as pool:
         most = 0
@@ -193,6 +195,7 @@ def test_a_batch_reward_has_one_call_and_one_time_limit_for_a_group(own: Own) ->
         assert [score.reward for score in good.result(60)] == [2.0, 2.0]
 
 
+@pytest.mark.full
 def test_a_batch_call_whose_process_dies_is_made_twice(own: Own) -> None:
     with RewardPool(own.group) as pool:
         scores = pool.submit(["a", "die"], FIVE).result(60)
@@ -268,6 +271,7 @@ def test_a_parent_killed_with_sigkill_leaves_no_process(own: Own, state: str) ->
     wait_until(lambda: all(has_ended(pid) for pid in pids))
 
 
+@pytest.mark.full
 def test_a_parent_that_ends_without_closing_the_pool_leaves_no_process(own: Own) -> None:
     command = [sys.executable, "-c", PARENT, own.score.reward_type, "busy", "exit"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=True)

@@ -158,6 +158,7 @@ def test_other_addresses_do_not_exist_and_say_so_in_json(
     assert set(reply) == {"error"}
 
 
+@pytest.mark.full
 def test_a_response_that_takes_too_long_and_clients_that_go_away_disturb_nobody(own: str) -> None:
     with ServiceProcess("--timeout-s", "1", reward_type=own) as service:
         scores = ask(service, ["5", "sleep", "6"])[2]["scores"]
@@ -178,6 +179,7 @@ def test_a_response_that_takes_too_long_and_clients_that_go_away_disturb_nobody(
         assert service.process.stderr.read() == ""
 
 
+@pytest.mark.full
 def test_a_request_has_a_time_limit_and_a_full_queue_is_refused_but_not_a_large_group_when_it_is_empty(
     own: str,
 ) -> None:

@@ -53,6 +53,7 @@ def test_a_full_queue_makes_the_client_wait_and_succeed(own: str) -> None:
         scorer.close()
 
 
+@pytest.mark.full
 def test_a_service_that_is_killed_makes_groups_invalid_in_time_and_scores_again_when_it_is_back(own: str) -> None:
     patient, impatient = {"token": TOKEN, "timeout_s": 120.0}, {"token": TOKEN, "timeout_s": 2.0}
     with ServiceProcess("--timeout-s", "600", reward_type=own) as service:
@@ -140,6 +141,7 @@ def test_a_connection_is_used_again(service: ServiceProcess) -> None:
     assert len(connections) == 1
 
 
+@pytest.mark.full
 def test_a_service_whose_processes_do_not_start_says_so_and_recovers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +169,7 @@ def test_a_service_whose_processes_do_not_start_says_so_and_recovers(
         scorer.close()
 
 
+@pytest.mark.full
 def test_programs_are_run_by_the_service_in_its_sandbox_and_none_outlives_it() -> None:
     problem = Problem(ground_truth='{"inputs": ["1 2\\n", "3 4\\n"], "outputs": ["3\\n", "7\\n"]}')
     right = "```python\nprint(sum(map(int, input().split())))\n```"

@@ -124,6 +124,7 @@ def test_only_loopback_goes_without_a_warning() -> None:
         assert warning in "".join(said) and bool(warning) == bool(said)
 
 
+@pytest.mark.full
 def test_one_line_says_where_it_listens_the_token_stays_its_own_and_sigterm_leaves_no_process(
     own: str, tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_one_line_says_where_it_listens_the_token_stays_its_own_and_sigterm_leav
         assert service.process.stderr.read() == ""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
 def test_ctrl_c_ends_it_cleanly_and_leaves_no_process(own: str, is_busy: bool) -> None:
     with ServiceProcess("--timeout-s", "600", "--request-timeout-s", "0.2", reward_type=own) as service:
@@ -163,6 +165,7 @@ def test_ctrl_c_ends_it_cleanly_and_leaves_no_process(own: str, is_busy: bool) -
         assert service.process.stderr.read() == "rewards: interrupted\n"
 
 
+@pytest.mark.full
 def test_requests_that_do_not_finish_are_told_to_come_back_and_hold_up_the_end_for_seconds(own: str) -> None:
     endless = json.dumps({"responses": ["sleep"], "problem": {"ground_truth": "5"}}).encode()
     with ServiceProcess("--timeout-s", "600", reward_type=own) as service, ExitStack() as stack:

@@ -65,6 +65,7 @@ def test_rewards_and_weights_of_the_command_line_score_a_group(factory, own) -> 
     assert (second.reward, second.verdict, second.breakdown) == (-10 / 8, "wrong", {"boxed": 0.0, "mine.score": -10.0})
 
 
+@pytest.mark.full
 def test_each_task_of_a_run_is_scored_by_its_own_reward_at_the_same_time(factory, own) -> None:
     name = own("def score(response): return len(response) / 4\n")
     tasks = {
@@ -106,6 +107,7 @@ def test_a_function_that_ends_its_process_costs_its_sample_only(factory, own) ->
     assert [score.verdict for score in scores_of(factory(f"-rt {name}"), ["a", "bad", "a"])] == ["ok", "invalid", "ok"]
 
 
+@pytest.mark.full
 def test_a_response_has_the_time_of_reward_timeout_s(factory, own) -> None:
     name = own("import time\ndef score(response, ground_truth):\n    time.sleep(float(response))\n    return 1\n")
     scores = scores_of(factory(f"-rt {name} --reward-timeout-s 0.5"), ["0", "600", "0"])
@@ -196,6 +198,7 @@ def test_a_service_scores_for_the_run_and_its_token_is_nowhere_in_the_configurat
     assert isinstance(make_scorer, functools.partial) and make_scorer.keywords["timeout_s"] == 60.0  # 2 x 30
 
 
+@pytest.mark.full
 def test_a_service_that_is_not_there_or_knows_another_token_is_refused(
     factory, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

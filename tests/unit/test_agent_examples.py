@@ -104,6 +104,7 @@ def test_a_game_is_guesses_and_what_textarena_answers() -> None:
     assert len({len(messages) // 2 for messages in games}) > 2  # games of several lengths
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("task", make_agent_model.TASKS)
 def test_the_tokens_of_a_prompt_are_the_first_ones_of_its_conversation(task: str) -> None:
     rng = random.Random(0)

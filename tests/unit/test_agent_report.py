@@ -102,6 +102,7 @@ def test_the_table_has_the_figures_and_the_sum_of_the_seconds() -> None:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("results", [CALCULATOR, GAME])
 def test_the_picture_is_written(tmp_path: Path, results: Results) -> None:
     draw(results, tmp_path / "learning.png")
@@ -147,6 +148,7 @@ def test_an_episode_is_shown_part_by_part_with_the_probability_of_what_was_sampl
     assert lines[-1] == "Step 7, reward 1."
 
 
+@pytest.mark.full
 def test_the_command_ends_with_1_and_the_figure_if_one_is_not_enough(
     root: Path, tokenizer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,6 +104,7 @@ def is_accepted(flags: list[str]) -> bool:
     return False
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("page", PAGES)
 def test_the_flags_of_ours_exist_and_take_the_values_beside_them(page: str) -> None:
     commands = [shlex.split(snippet) for snippet in snippets(page) if snippet.startswith("-")]

@@ -49,6 +49,7 @@ def test_a_commands_arguments_reach_it_and_its_exit_code_comes_back(capsys: pyte
     assert "usage: coati-rl score" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_wheel_holds_every_package_the_script_the_presets_and_the_names_of_others(tmp_path: Path) -> None:
     build = "import setuptools.build_meta as backend, sys; backend.build_wheel(sys.argv[1])"
     copy = tmp_path / "source"

@@ -94,6 +94,7 @@ def run_shell(title: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", command], cwd=FOLDER, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.full
 def test_the_reward_gives_the_scores_that_are_shown() -> None:
     done = run_shell("A reward")
     scores = [json.loads(line) for line in done.stdout.splitlines()]

@@ -66,6 +66,7 @@ def test_a_resumed_run_may_go_on_elsewhere_than_in_the_directory_that_a_new_one_
     assert list(tmp_path.iterdir()) == [], "nothing is left"
 
 
+@pytest.mark.full
 def test_a_full_disk_is_found_before_anything_large_is_imported(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -187,6 +187,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in {slug(heading) for heading in headings}, f"{page.name}: {target}"
 
 
+@pytest.mark.full
 def test_the_plans_of_the_gpu_page_are_the_planners() -> None:
     current = make_gpu_plans.PAGE.read_text(encoding="utf-8")
     assert current == make_gpu_plans.page(), "run python scripts/make_gpu_plans.py"

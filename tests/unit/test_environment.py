@@ -69,6 +69,7 @@ def test_a_gpu_that_is_asked_for_without_its_driver_is_refused_with_the_remedy(m
     assert not (machine / ".venv").exists()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("libc", "is_taken"), [("glibc 2.28", False), ("glibc 2.31", True), ("glibc 3.0", True), ("musl 1.2.5", False)]
 )
@@ -95,6 +96,7 @@ def test_a_lock_is_installed_from_the_package_index_alone_whatever_other_places_
     assert all(line.startswith("https://extra.test/simple,/wheels ") for line in lines if line != lock)
 
 
+@pytest.mark.full
 def test_uv_is_told_of_each_index_where_pips_file_has_one_a_line(machine: Path) -> None:
     """uv takes what pip shows of such a file for a folder that does not exist, and goes on without these indexes."""
     (machine / "pip.conf").write_text(

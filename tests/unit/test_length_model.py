@@ -27,6 +27,7 @@ def test_every_token_is_the_end_with_the_chosen_probability(script):
     assert float((probabilities - 1 / 61).abs().max()) < 0.05 / 61, "the same after every token: lengths are geometric"
 
 
+@pytest.mark.full
 def test_sampled_lengths_are_geometric(script):
     tokenizer = script.make_tokenizer()
     model = script.make_model(tokenizer, end_probability=1 / 10, seed=0)

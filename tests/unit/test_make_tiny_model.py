@@ -73,6 +73,7 @@ def test_the_chat_template_reads_like_qwens(tokenizer: PreTrainedTokenizerFast) 
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_tied", [pytest.param(True, marks=pytest.mark.full), False])
 def test_the_checkpoint_is_an_ordinary_one(tmp_path: Path, is_tied: bool) -> None:
     flags = ["--tied" if is_tied else "--untied", "--steps", "2", "--num-train", "500", "--num-eval", "4"]

@@ -1,5 +1,6 @@
 """Test that the lists of mutants fit the tree: each bug has one place, compiles, and names existing tests."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,19 @@ def test_the_killing_tests_are_there(mutants: list[Mutant]) -> None:
             file, _, function = node_id.partition("::")
             text = (ROOT / file).read_text("utf-8")
             assert f"def {function.partition('[')[0]}(" in text, f"{mutant.name}: {node_id}"
+
+
+def test_the_fast_suite_has_a_killing_test_of_each_mutant_whole(mutants: list[Mutant]) -> None:
+    left_out = re.compile(r"@pytest\.mark\.(full|sampled).*\n(?:@.*\n|[ )].*\n)*(?:async )?def (test_\w+)\(")
+    of_file: dict[str, set[str]] = {}
+    for mutant in mutants:
+        kept = []
+        for node_id in mutant.killed_by:
+            file, _, test = node_id.partition("[")[0].partition("::")
+            if file not in of_file:
+                of_file[file] = {found[2] for found in left_out.finditer((ROOT / file).read_text("utf-8"))}
+            kept += [node_id] if test not in of_file[file] else []
+        assert kept or mutant.full, f"{mutant.name}: `full: true`, or a test that the fast suite runs"
 
 
 def test_an_old_text_that_is_not_there_exactly_once_is_refused() -> None:

@@ -83,6 +83,7 @@ def test_the_picture_shows_the_stages_of_reinforcement_learning_one_after_anothe
     assert (tmp_path / "pipeline.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 def test_the_command_ends_with_1_and_the_figure_if_one_is_not_enough(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

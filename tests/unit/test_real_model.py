@@ -123,6 +123,7 @@ def test_files_with_other_digests_are_refused_by_pip() -> None:
     assert all(len(line.partition("--hash=sha256:")[2]) == 64 for line in lines)
 
 
+@pytest.mark.full
 def test_a_refusal_of_pip_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     """The real pip, with a wheel of our own whose digest is not the one wanted."""
     shutil.make_archive(str(tmp_path / "wheel"), "zip", root_dir=tmp_path, base_dir=".")
@@ -178,6 +179,7 @@ def test_the_picture_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 def test_the_command_ends_with_1_and_the_figures_if_the_gain_is_too_small(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

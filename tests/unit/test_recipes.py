@@ -23,6 +23,7 @@ JOBS = {
 FILES = ("train.jsonl", "eval.jsonl", "sft.jsonl")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_command_is_understood_and_reads_what_an_earlier_one_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
@@ -189,6 +190,7 @@ def test_figures_are_read_from_the_files_of_all_seeds(root: Path) -> None:
     }
 
 
+@pytest.mark.full
 def test_the_report_is_printed_and_drawn(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +209,7 @@ def test_the_report_is_printed_and_drawn(
     assert (root / "sft_dpo.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 def test_a_recipe_without_results_of_trl_is_drawn_as_well(root: Path) -> None:
     (root / "trl-dpo-0" / "trl.json").unlink()  # as while it trains
     draw(RECIPES["sft_dpo"], {"SFT": [0.3]}, root, root / "picture.png")

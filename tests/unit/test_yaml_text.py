@@ -14,6 +14,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.full
 @given(VALUES)
 def test_any_value_comes_back_from_the_text_and_from_that_of_pyyaml(value):
     assert parse_yaml(to_yaml(value)) == parse_yaml(yaml.safe_dump(value)) == yaml.safe_load(to_yaml(value)) == value

@@ -1,8 +1,8 @@
 """Choose the combinations of losses, splits, models and layouts: pairwise, or all with `--all`.
 
-A run is a layout in a precision. The fast choice has every loss on one process in float32, in one of the runs that cut
-the model, and on two that share its gradient out in bfloat16; and in its runs the first loss, which has a clip and a
-penalty, with every way of cutting its samples. test_gradient_matrix.py says what meets what in it.
+A run is a layout in a precision. The fast choice has every loss on one process in float32, and in one of three other
+runs: two that cut the model, and one that shares its gradient out in bfloat16. In all its runs it has the first loss,
+which has a clip and a penalty, with every way of cutting its samples. test_gradient_matrix.py says what meets what.
 """
 
 import itertools
@@ -115,7 +115,7 @@ def pairwise_trials(run: Run) -> list[Trial]:
         trials += [
             Trial(model, first, cut_of(way, number + place))
             for number, model in enumerate(OTHER_MODELS)
-            for place, way in enumerate(WAYS[number])
+            for place, way in list(enumerate(WAYS[number]))[number : number + 2]
         ]
     return trials + [latin_trial(models, others[number], number, place) for number, place in others_of(run)]
 
@@ -123,9 +123,10 @@ def pairwise_trials(run: Run) -> list[Trial]:
 def others_of(run: Run) -> list[tuple[int, int]]:
     """The losses of a run next to the first, by number, and which of its three places it is for each."""
     every = range(len(LOSSES) - 1)
-    if run in CUT:
-        return [(number, 1) for number in every if number % 2 == CUT.index(run)]
-    return [(number, 0 if run == ALONE else 2) for number in every if run in (ALONE, SHARDED)]
+    if run == ALONE:
+        return [(number, 0) for number in every]
+    parts = (*CUT, SHARDED)
+    return [(number, 1 + (run == SHARDED)) for number in every if run in parts and number % 3 == parts.index(run)]
 
 
 def latin_trial(models: list[str], loss: str, number: int, place: int) -> Trial:

@@ -28,11 +28,9 @@ KINDS = [
 CASES = [Case(*kind, model) for kind in KINDS for model in MODELS]
 FAST_CASES = {
     Case("tp2_pp2", "fp32", "tied"),
-    Case("tp2_zero1_dp2", "bf16", "untied"),
     Case("pp2", "fp32", "untied"),
     Case("zero2_dp2", "bf16", "tied"),
     Case("dp1", "fp32", "untied"),
-    Case("fsdp2_dp2", "fp32", "tied"),
     Case("fsdp2_dp2", "bf16", "untied"),
 }
 RESUMES = [

@@ -120,6 +120,7 @@ def scales_of(gradients: dict[str, Tensor], precision: str) -> dict[str, float] 
     return {name: gradients[name.replace("k_proj.bias", "q_proj.bias")].norm().item() for name in gradients}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("loss", OBJECTIVES)
 def test_the_teacher_acts_on_the_samples(model_root: Path, loss: str) -> None:
     """Without it the gradient is another one, by far more than the tolerance."""

@@ -15,6 +15,7 @@ FAULTS += [("fsdp2_dp2", "die")]
 FAULTS += [pytest.param(layout, "hang", marks=pytest.mark.full) for layout in ("tp2", "pp2", "zero2_dp2", "fsdp2_dp2")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("layout", "fault"), FAULTS)
 def test_a_peer_that_is_gone_is_an_engine_error_within_the_timeout(
     trainers: TrainerServers, tmp_path: Path, layout: str, fault: str

@@ -163,6 +163,7 @@ def differences(
     return {name: float((left[name] - right[name]).norm() / scales[name]) for name in right}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("loss", CASES)
 def test_every_part_of_a_loss_acts_on_the_samples(model_root: Path, loss: str) -> None:
     """Without it the gradient is another one, by far more than the tolerance."""

@@ -81,6 +81,7 @@ def test_the_tokens_before_the_commit_are_those_of_an_engine_that_is_left_alone(
             assert after.token_ids[:num_old].tolist() == before.token_ids[:num_old].tolist()
 
 
+@pytest.mark.sampled(2)
 def test_a_commit_waits_until_no_request_runs_and_a_stream_of_requests_does_not_starve_it(harness):
     version = harness.stage_checkpoint(1 - harness.serving)
     names = [f"running {i}" for i in range(4)]
@@ -104,6 +105,7 @@ def test_a_commit_waits_until_no_request_runs_and_a_stream_of_requests_does_not_
     assert versions["last"] == {version}
 
 
+@pytest.mark.sampled(2)
 def test_a_commit_that_waits_too_long_is_withdrawn_and_may_be_made_again(harness):
     version = harness.stage_checkpoint(1 - harness.serving)
     for i in range(4):
@@ -116,6 +118,7 @@ def test_a_commit_that_waits_too_long_is_withdrawn_and_may_be_made_again(harness
     harness.commit(version, 1 - harness.serving)
 
 
+@pytest.mark.sampled(2)
 def test_a_probe_sees_the_serving_weights_alone_whatever_runs_beside_it(harness):
     for probe in (LONG_PROMPT, PROMPTS[0]):
         harness.complete(probe)  # its keys and values are in the prefix cache now
@@ -130,6 +133,7 @@ def test_a_probe_sees_the_serving_weights_alone_whatever_runs_beside_it(harness)
     assert harness.engine.num_sequences() == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("commits", [False, True])
 def test_a_probe_does_not_wait_for_samples_that_are_queued(stepwise_harness, commits):
     prompts = submit_many(stepwise_harness)
@@ -141,6 +145,7 @@ def test_a_probe_does_not_wait_for_samples_that_are_queued(stepwise_harness, com
     assert stepwise_harness.probe_gap(PROMPTS[0]) < 1e-4
 
 
+@pytest.mark.sampled(2)
 def test_probes_and_commits_may_meet(harness):
     prompts = submit_many(harness)
     with ThreadPoolExecutor(max_workers=1) as pool:
@@ -152,6 +157,7 @@ def test_probes_and_commits_may_meet(harness):
     collect(harness, prompts)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("token_ids", "reason"), [([], "empty"), ([5, 320], "320"), (range(2, 258), "256 tokens")])
 def test_a_probe_that_the_model_cannot_take_is_refused(harness, token_ids, reason):
     with pytest.raises(EngineError, match=reason):

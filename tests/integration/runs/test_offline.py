@@ -83,6 +83,7 @@ def tensors(run, step):
     return {path.name: path.read_bytes() for path in files}
 
 
+@pytest.mark.full
 def test_sft_trains_evaluates_saves_and_leaves_nothing(start_run, job_flags):
     run = start_run(*job_flags("sft", epochs=1), "--max-steps", 3, "-si", 2)
     assert run.wait() == 0, run.text()

@@ -73,6 +73,7 @@ def test_a_run_that_no_node_has_room_for_is_refused_with_what_each_node_has(star
     assert run.actors() == []
 
 
+@pytest.mark.full
 def test_weights_cross_nodes_and_a_run_goes_on_without_a_node_and_with_another_coordinator(nodes, start):
     # One trainer and a producer on the head, which then has a CPU left; the other producer on the second node.
     run = start("-b", "transformers", "-e", 1000, "--max-steps", 1000, cpus=3, trainers=1, inferencers=2)

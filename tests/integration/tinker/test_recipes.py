@@ -15,6 +15,7 @@ from tests.cookbook_recipes import STEPS
 from tests.tinker_client import KEY, server
 from tests.tiny_models import make_writer
 
+pytestmark = pytest.mark.full
 REPOSITORY = Path(__file__).parents[3]
 QUESTION = "What is 3 + 4?"
 ASKED = f"{QUESTION} Provide a numerical answer without units, written inside \\boxed{{}}."

@@ -55,6 +55,7 @@ def test_advantages_of_zero_move_nothing_but_kl_and_entropy(algo: str) -> None:
     assert sums["clip_sum"].item() == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("algo", ALGORITHMS)
 @pytest.mark.parametrize("changes", [{}, WITH_EVERYTHING], ids=["preset", "everything"])
 def test_a_fully_masked_micro_batch_is_zero_with_a_gradient_of_zero(algo: str, changes: dict[str, object]) -> None:
@@ -79,6 +80,7 @@ def test_a_micro_batch_that_is_padding_alone_is_zero(algo: str) -> None:
     assert not any(gradients[name].any() for name in LEAVES)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("algo", ALGORITHMS)
 @pytest.mark.parametrize("changes", [{}, WITH_EVERYTHING], ids=["preset", "everything"])
 def test_responses_of_one_token_are_the_formulas(algo: str, changes: dict[str, object]) -> None:
@@ -92,6 +94,7 @@ def test_responses_of_one_token_are_the_formulas(algo: str, changes: dict[str, o
         assert got.tolist() == pytest.approx(wanted.tolist(), rel=1e-12)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("algo", ALGORITHMS)
 @pytest.mark.parametrize("skip_threshold", [None, 20.0])
 @pytest.mark.parametrize("log_ratio", [1000.0, -1000.0])

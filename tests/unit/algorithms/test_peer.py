@@ -17,6 +17,7 @@ from tests.unit.algorithms.trl_losses import L_MAX, LENGTHS, MEAN_OVER, SEEDS, a
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore:TRL currently supports vLLM")]
 
 
+@pytest.mark.sampled(4)
 @SEEDS
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "bnpo", "dr_grpo"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -86,6 +87,7 @@ def test_luspo_is_gspo_with_a_constant_length_as_its_denominator(trl: SimpleName
     assert_same((L_MAX * value, L_MAX * gradient, report), right)
 
 
+@pytest.mark.sampled(3)
 @SEEDS
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "cispo"])
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def gradient(loss, arrays, *, places=slice(None)):
     return torch.autograd.grad(value, logprobs)[0]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("policy_loss", "ratio_level", "correction"), [*product(POLICY_LOSSES, ("token", "sequence"), BOUNDS)]
 )

@@ -21,6 +21,7 @@ def warnings(text):
     return [*algorithm_warnings(config_of(text))]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("algo", PRESETS)
 def test_presets_have_neither_problems_nor_warnings(algo):
     assert problems(f"-a {algo}") == []
@@ -137,6 +138,7 @@ def test_all_contradictions_are_told_at_once():
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("algo", [name for name in PRESETS if name not in ("REINFORCE_PP", "REMAX", "PPO")])
 def test_one_sample_a_prompt_is_refused_where_samples_are_compared(algo):
     assert needs_group(config_of(f"-a {algo}"))

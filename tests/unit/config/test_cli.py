@@ -64,6 +64,7 @@ def test_the_reference_has_forty_flags():
     assert len(REFERENCE_FLAGS) + 1 == 40
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("short", "long", "field", "default", "text", "value"), REFERENCE_FLAGS)
 def test_a_flag_of_the_reference_has_its_short_form_long_form_and_default(short, long, field, default, text, value):
     assert config_of().flat()[field] == default
@@ -76,6 +77,7 @@ def test_profiling_is_off_unless_asked_for():
     assert config_of("--enable_profiling").run.enable_profiling is True
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("long", "field", "text"), [(r[1], r[2], r[4]) for r in REFERENCE_FLAGS])
 def test_hyphens_and_underscores_are_the_same_in_every_long_flag(long, field, text):
     hyphens, underscores = "--" + long[2:].replace("_", "-"), "--" + long[2:].replace("-", "_")

@@ -57,6 +57,7 @@ def job_with(argv: list[str]) -> Any:
     raise AssertionError(f"no command takes {argv}")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("left", "right", "why"), PAIRS, ids=[f"{left} {right}" for left, right, _ in PAIRS])
 def test_two_settings_are_refused_together_and_neither_alone(left: str, right: str, why: str) -> None:
     sides, reason = [text.partition(" ")[0] for text in (left, right)], why.partition("{")[0]

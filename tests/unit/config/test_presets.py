@@ -95,6 +95,7 @@ def test_a_preset_sets_the_parts_of_its_paper(name):
     assert found == PARTS[name]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_passes_all_rules_and_can_be_built(name):
     config = config_of(f"-a {name}")

@@ -69,6 +69,7 @@ def test_other_addresses_are_as_before(url):
     assert parse_reward_type(url)[0].name == url
 
 
+@pytest.mark.full
 def test_a_secret_of_the_environment_is_sent_and_neither_written_nor_told(monkeypatch):
     monkeypatch.setenv("RM_USER", "me")
     monkeypatch.setenv("RM_PASSWORD", "hun@ter/2")

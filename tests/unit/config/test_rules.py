@@ -81,6 +81,7 @@ SIZES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.full
 @settings(deadline=None)
 @given(SIZES)
 def test_the_nearest_flags_of_any_refusal_pass_all_rules(sizes):

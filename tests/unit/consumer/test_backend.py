@@ -246,6 +246,7 @@ def test_exported_weights_are_cast_to_the_wire_and_carry_no_gradient(
         assert torch.equal(weight, backend.policy.module.get_parameter(name).to(wire_dtype))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("saved", ["fp32", "bf16"])
 @pytest.mark.parametrize("resumed", ["fp32", "bf16"])
 def test_a_checkpoint_resumes_in_either_precision_from_the_same_masters(

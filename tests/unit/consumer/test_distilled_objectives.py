@@ -122,6 +122,7 @@ def test_forward_kl_mixes_with_cross_entropy_and_reports_both(
     assert metrics["loss_tokens"] == NUM_TOKENS
 
 
+@pytest.mark.full
 def test_forward_kl_brings_the_student_to_its_teacher_on_the_teachers_text(backend: Backend) -> None:
     step = TrainStep(backend, ForwardKL(), learning_rate=LearningRate(peak=3e-3))
     found = [step.run(batch_of(*SAMPLES))["teacher_kl_mean"] for _ in range(30)]

@@ -64,6 +64,7 @@ def test_gradients_are_the_same_and_every_layer_ran_twice(save_model: Callable[.
     assert all(torch.equal(recomputed[name], gradient) for name, gradient in kept.items())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model_type", MODELS)
 def test_offloaded_inputs_of_layers_are_all_that_is_kept_and_come_back_for_the_backward(
     save_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, model_type: str

@@ -147,6 +147,7 @@ class RecordingBackend(Backend):
         return scores
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("num_tokens", [1, 10, 40, 70, 1000])
 @pytest.mark.parametrize("layout", [{"shares_prefixes": True}, {}, {"one_sample_per_row": True}])
 def test_tokens_of_a_part_of_a_micro_batch_have_the_scores_of_the_whole(

@@ -98,6 +98,7 @@ def test_the_weights_are_those_of_peft_in_the_base_s_dtype_and_files_of_bounded_
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == json.loads((base / "config.json").read_text())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_an_adapter_of_the_head_is_merged_into_a_head_of_its_own(save_model, tmp_path, run, tied) -> None:
     """PEFT's merge changes the embedding with a tied head, so that its adapter is computed beside the base instead."""
@@ -137,6 +138,7 @@ def test_a_bfloat16_base_is_rounded_once(model_dir: Path, adapter: Path, tmp_pat
             assert torch.equal(merged[name], weight)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_precision_chooses_the_dtype_of_all_weights(run, model_dir, adapter, tmp_path, precision) -> None:
     base = model_dir if precision == "bf16" else as_bf16(model_dir, tmp_path / "bf16")
@@ -184,6 +186,7 @@ def test_a_classifier_has_the_trained_score_and_one_label(save_model, tmp_path, 
     assert "lm_head.weight" not in weights(tmp_path / "out")
 
 
+@pytest.mark.full
 def test_the_tokenizer_is_the_adapter_s_if_it_has_one(model_dir, adapter, tmp_path) -> None:
     base = tmp_path / "base"
     shutil.copytree(model_dir, base)
@@ -239,6 +242,7 @@ def test_another_base_than_the_recorded_one_is_refused(run, save_model, model_di
     assert code == 2 and f"is an adapter of another base, whose weights are {model_identity(model_dir)}" in printed
 
 
+@pytest.mark.full
 def test_what_cannot_be_merged_is_refused_with_a_remedy(run, save_model, model_dir, adapter, tmp_path) -> None:
     out = tmp_path / "out"
     wider = save_model(hidden_size=64)
@@ -275,6 +279,7 @@ def test_what_cannot_be_merged_is_refused_with_a_remedy(run, save_model, model_d
     assert code == 2 and "exists; name a directory that does not" in printed
 
 
+@pytest.mark.full
 def test_a_run_stands_for_its_newest_checkpoint(run, model_dir, adapter, tmp_path) -> None:
     from coati_rl.checkpoint.directory import write_manifest
 

@@ -61,6 +61,7 @@ def test_only_rank_0_brings_a_listener_where_the_store_has_a_port(point: StoreLo
         )
 
 
+@pytest.mark.full
 def test_a_store_leaves_no_directory_when_its_process_has_ended(tmp_path: Path) -> None:
     code = (
         "from consumer.parallel.process_group import private_store_location\n"

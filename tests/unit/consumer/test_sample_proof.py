@@ -84,16 +84,19 @@ def difference(tmp_path: Path) -> Callable[..., float]:
     return run
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "olmo2"])
 def test_an_architecture_whose_attention_goes_by_positions_packs(difference, model_type):
     assert difference(model_type) == 0.0
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("model_type", HYBRID)
 def test_state_and_masks_that_run_on_across_samples_are_found(difference, model_type):
     assert difference(model_type, **HYBRID[model_type]) > 0.1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model_type", ALTERED)
 def test_logits_that_are_not_the_head_s_plain_output_are_refused_by_name(difference, model_type):
     settings, named = ALTERED[model_type]
@@ -110,6 +113,7 @@ def test_a_reward_model_s_score_does_not_depend_on_how_logits_are_changed(differ
     assert difference("qwen2", has_scalar_head=True) == 0.0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("model_type", "rope", "limit"), [("llama", DYNAMIC, 64), ("qwen2", DYNAMIC, 64), ("llama", LONG, 256)]
 )
@@ -127,6 +131,7 @@ def test_fixed_frequencies_hold_at_every_length(difference, rope):
     assert difference("llama", max_tokens=200, rope_parameters=rope) == 0.0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model_type", RENAMED)
 def test_weights_that_are_joined_or_renamed_as_they_are_loaded_are_taken(difference, model_type):
     assert difference(model_type, **RENAMED[model_type]) == 0.0

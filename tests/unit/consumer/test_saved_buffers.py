@@ -91,6 +91,7 @@ def names(directory: Path) -> set[str]:
         return {*file.keys()}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("model_type", "settings", "targets"),
     [

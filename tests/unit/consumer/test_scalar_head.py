@@ -74,6 +74,7 @@ def test_a_new_head_is_drawn_by_its_seed_alone_with_variance_one_over_size_plus_
     assert not first.training
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("model_type", ["qwen3", "llama"])
 def test_values_in_packed_rows_are_transformers_scores_of_each_sequence_alone(

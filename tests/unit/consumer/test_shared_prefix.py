@@ -114,6 +114,7 @@ def gradient_error(name: str, model: PreTrainedModel, **limits: Any) -> float:
     return max(errors(gradients, right))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_log_probabilities_and_gradients_are_those_of_each_sample_alone(name: str) -> None:
     assert gradient_error(name, make(name)) < 1e-5
@@ -184,6 +185,7 @@ def group_of(num_prompt: int, num_responses: int, length: int) -> list[Sample]:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("response", [8, 40])
 def test_keys_and_values_of_each_path_come_on_top_of_the_tokens_that_are_counted(response: int) -> None:
     """Models that differ in their key and value heads alone tell these from the rest."""

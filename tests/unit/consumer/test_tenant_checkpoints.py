@@ -70,6 +70,7 @@ def test_the_loaded_adapters_are_read_by_the_flag_adapter_too(rank: TenantRank, 
         with_adapter(two)
 
 
+@pytest.mark.full
 def test_an_exported_model_with_an_adapter_of_its_head_is_what_peft_and_merge_compute(
     rank: TenantRank, tmp_path: Path, model_dir: Path
 ) -> None:

@@ -190,6 +190,7 @@ def test_a_pass_has_one_piece_of_a_model_and_keeps_their_order() -> None:
     ]
 
 
+@pytest.mark.full
 def test_whole_weights_have_the_gradient_of_plain_torch_and_go_on(
     rank: TenantRank, model_dir: Path, tmp_path: Path
 ) -> None:

@@ -114,6 +114,7 @@ def test_without_room_nothing_is_given_up_and_the_directory_is_named(tmp_path: P
     assert bool((tensor == 1).all())
 
 
+@pytest.mark.full
 def test_memory_that_is_gone_when_a_turn_begins_is_named(tmp_path: Path) -> None:
     tensor = torch.ones(2**26)  # 0.25 GiB
     kept = TensorOffload(device=CPU, directory=tmp_path, flag="--colocate")

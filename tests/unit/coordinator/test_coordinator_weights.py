@@ -29,6 +29,7 @@ def test_weights_sync_every_k_optimizer_steps_and_the_last_weights_go_out_too(ma
     assert kinds == ["TrainWork", "TrainWork", "SyncWork", "TrainWork", "SyncWork", "SaveWork", "FinishWork"]
 
 
+@pytest.mark.full
 def test_identities_of_weights_that_no_rollout_can_have_any_more_are_forgotten(make_coordinator, make_group):
     coordinator = make_coordinator(num_prompts=600, n_behind=1)
     coordinator.add_producer(0, version=0)

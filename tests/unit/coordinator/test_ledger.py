@@ -66,6 +66,7 @@ def assert_nothing_lost(run, tmp_path, n_behind):
     assert tags == {uid: run.tags[uid] for uid in tags}, "the samples that were delivered"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", SIZES)
 def test_killed_at_any_call_a_run_loses_nothing_and_samples_nothing_again(killed, tmp_path, kind, seed):
@@ -84,6 +85,7 @@ def test_killed_at_a_thousand_points_a_run_loses_nothing(killed, tmp_path, kind,
     assert_nothing_lost(run, tmp_path, sizes["n_behind"])
 
 
+@pytest.mark.full
 def test_in_lockstep_each_step_trains_the_prompts_of_the_undisturbed_run(
     no_fsync, make_coordinator, make_group, make_prompts, tmp_path
 ):

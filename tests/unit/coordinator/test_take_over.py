@@ -66,6 +66,7 @@ def assert_nothing_lost(run, kind):
         assert [line["step"] for line in summary] == [e["step"] for e in run.events if e["event"] == "evaluation"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_coordinator_that_is_killed_at_any_call_is_replaced_and_nothing_is_lost(killed, kind):
     run = killed(kind, seed=0, kills=12, loses=kind == "ahead")
@@ -73,6 +74,7 @@ def test_a_coordinator_that_is_killed_at_any_call_is_replaced_and_nothing_is_los
     assert_nothing_lost(run, kind)
 
 
+@pytest.mark.full
 def test_in_lockstep_every_batch_is_the_undisturbed_runs(killed):
     undisturbed, disturbed = killed("lockstep", seed=0, kills=0), killed("lockstep", seed=1, kills=12)
     assert undisturbed.num_kills == 0 and disturbed.num_kills >= 4

@@ -51,6 +51,7 @@ def checks(monkeypatch):
     return use
 
 
+@pytest.mark.full
 def test_each_line_has_its_remedy_and_the_exit_code_says_if_one_failed(checks, capsys):
     checks("passes", "warns")
     assert main(["doctor"]) == 0
@@ -73,6 +74,7 @@ def test_a_report_has_versions_and_results_and_nothing_of_the_environment(checks
     assert "a secret" not in text
 
 
+@pytest.mark.full
 def test_this_machine_passes_what_takes_no_start_of_ray():
     names = {"packages", "cores", "memory", "shared memory", "disk", "temporary", "loopback", "GPU driver"}
     lines = [*run_checks([each for each in command.CHECKS if each.name in names])]

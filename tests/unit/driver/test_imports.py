@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 import coati_rl.driver.coordinator_actors, coati_rl.driver.launch, coati_rl.runtime.actor_group
@@ -18,6 +20,7 @@ print([name for name in ("torch", "transformers", "vllm", "colossalai") if name 
 """
 
 
+@pytest.mark.full
 def test_the_driver_and_the_coordinator_import_no_engine():
     done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "[]"

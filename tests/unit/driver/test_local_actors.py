@@ -74,6 +74,7 @@ def ended(actors, rank, *, within_s=60.0):
     return actors.trainers[rank].result()
 
 
+@pytest.mark.full
 def test_trainers_work_report_and_return(run_of, tmp_path):
     actors = run_of("run", make_config())
     actors.start()
@@ -102,6 +103,7 @@ def test_an_end_has_its_cause_and_its_name(run_of, way, kind: type[CoatiError], 
         ended(actors, 1)
 
 
+@pytest.mark.full
 def test_heartbeats_come_with_phases_and_the_end_leaves_no_process(run_of):
     actors = run_of("sleeps", make_config(1))
     actors.start()

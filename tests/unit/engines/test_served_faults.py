@@ -27,6 +27,7 @@ from tests.unit.engines.test_served_engine import (
 __all__ = ["checkpoints_loaded", "harness", "models", "server", "tokenizer", "trained"]  # fixtures
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", ["/weight_checker", "/reset_prefix_cache", "/resume"])
 def test_a_server_that_is_started_again_in_a_commit_samples_nothing_for_the_new_version(path, trained, server, models):
     version, answer = trained.stage_checkpoint(1), server.answer

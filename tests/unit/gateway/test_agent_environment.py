@@ -4,6 +4,7 @@ import json
 import sys
 
 import numpy as np
+import pytest
 
 from producer.environments.chat import ChatTemplate
 from tests.unit.gateway.agent_producer import MESSAGES, ROOT, TWO_TURNS, Producer, wait_for
@@ -28,6 +29,7 @@ def test_episodes_of_an_agent_are_trajectories_with_its_rewards(make) -> None:
     wait_for(producer, lambda: not producer.engine._admission.open_episodes())  # the engine's thread closes them
 
 
+@pytest.mark.full
 def test_the_same_lease_gives_the_same_tokens_and_each_episode_its_own(make) -> None:
     producer = make(TWO_TURNS)
     tokens = [[each.token_ids.tolist() for each in producer.run()[0].trajectories] for _ in range(2)]
@@ -63,6 +65,7 @@ def test_the_scorer_is_asked_unless_only_reported_rewards_count(make) -> None:
     assert rolled_out.error is None and not rolled_out.scores
 
 
+@pytest.mark.full
 def test_no_more_agents_run_at_a_time_than_allowed(make, tmp_path) -> None:
     code = """
 places = os.path.dirname(sys.argv[0]) + "/running"
@@ -98,6 +101,7 @@ while task["episode"] == 1 and not os.path.exists(go):
     assert [rolled_out.scores[number].verdict for number in range(2)] == ["ok", "ok"], "neither was waited for too long"
 
 
+@pytest.mark.full
 def test_the_example_of_the_documentation_runs_with_the_openai_client(monkeypatch) -> None:
     producer = Producer(
         f"{sys.executable} {ROOT}/docs/examples/checking_agent.py", with_ground_truth=True, timeout_s=60.0

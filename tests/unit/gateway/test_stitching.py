@@ -67,6 +67,7 @@ def talk(modes: list[str], *, at_a_time: int) -> tuple[Counter[str], int]:
         return forks, gateway.core.max_running
 
 
+@pytest.mark.full
 def test_the_openai_client_is_stitched() -> None:
     """In tools two of three layouts of a call are not the template's, after which the context is a fork."""
     forks, _ = talk(["chat", "tools", "stream"] * 4, at_a_time=8)

@@ -59,6 +59,7 @@ def test_the_saved_critic_is_the_start_of_another_run(run_in_threads, whole) -> 
     assert trace.steps[0]["value_mean"] != 0
 
 
+@pytest.mark.full
 def test_a_checkpoint_without_a_critic_goes_on_with_a_new_one(run_in_threads, tmp_path) -> None:
     before = run_in_threads({**PPO, "algo": "REINFORCE_PP", "critic_lr": None, "max_steps": 2})
     trace = go_on(run_in_threads, before, tmp_path, step=2, max_steps=None)
@@ -77,6 +78,7 @@ def test_damage_to_the_critic_s_files_is_found(run_in_threads, whole, tmp_path) 
         run_in_threads(PPO | {"run_dir": str(tmp_path / "run"), "checkpoint_path": str(directory)})
 
 
+@pytest.mark.full
 def test_warm_up_moves_the_critic_alone(run_in_threads, whole) -> None:
     trace = run_in_threads({**PPO, "critic_warmup": 4})
     start, end = (whole_weights(trace, step) for step in (1, 4))
@@ -95,6 +97,7 @@ def whole_weights(trace, step):
     }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -116,6 +119,7 @@ def test_it_goes_with_the_other_parts_of_a_run(run_in_threads, make_model_dir, c
     assert trace.steps[-1]["value_mean"] != 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("changes", [{}, {"updates_per_batch": 2, "old_logprobs": "trainer"}])
 def test_the_critic_may_take_more_steps_than_the_policy(run_in_threads, changes) -> None:
     once, thrice = (run_in_threads({**PPO, "critic_updates": updates, "max_steps": 2, **changes}) for updates in (1, 3))
@@ -154,6 +158,7 @@ def test_rewards_of_turns_are_at_their_last_tokens(run_in_threads) -> None:
     assert sorted(totals) == pytest.approx(trained[-len(totals) :], abs=1e-5)
 
 
+@pytest.mark.full
 def test_a_loop_of_one_s_own_has_a_critic_that_is_saved_with_the_policy(run_in_threads, model_dir, tmp_path):
     run = run_in_threads({"algo": "GRPO", "max_steps": 1})
     (first, *_) = run.groups

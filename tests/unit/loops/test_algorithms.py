@@ -40,6 +40,7 @@ def trained_uids(trace):
 FAST = ("GRPO", "PPO", "REMAX", "REINFORCE_PP", "GSPO", "VESPO")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "algo", [algo if algo in FAST else pytest.param(algo, marks=pytest.mark.full) for algo in PRESETS]
 )
@@ -87,6 +88,7 @@ def test_max_empty_batches__ends_a_run_that_learns_nothing_with_the_reason(run_i
     assert "--max-empty-batches" in str(caught.value)
 
 
+@pytest.mark.full
 def test_optimizer__is_the_users_own_and_so_is_the_schedule(run_in_threads, tmp_path):
     (tmp_path / "own.py").write_text(
         "import torch\n"

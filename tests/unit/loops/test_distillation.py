@@ -23,6 +23,7 @@ def kl_of(trace):
     return sum(values[:3]) / 3, sum(values[-3:]) / 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("distill_kl", ["token", "full"])
 def test_a_student_comes_closer_to_its_teacher_without_any_reward(run_in_threads, teacher_dir, tmp_path, distill_kl):
     questions = tmp_path / "questions.jsonl"
@@ -32,6 +33,7 @@ def test_a_student_comes_closer_to_its_teacher_without_any_reward(run_in_threads
     assert last < 0.75 * first
 
 
+@pytest.mark.full
 def test_alone_rewards_change_no_gradient_and_without_a_teacher_the_metric_is_null(run_in_threads, teacher_dir):
     def run(reward=1.0, **settings):
         score = Score(reward=reward, answer_correct=True, format_valid=True, verdict="ok")

@@ -19,6 +19,7 @@ def records(directory):
     return [json.loads(line) for path in sorted(directory.iterdir()) for line in path.read_text().split("\n")[:-1]]
 
 
+@pytest.mark.full
 def test_rollouts_metrics_and_evaluations_are_of_episodes(run_in_threads, write_prompts):
     trace = run_in_threads({**TALK, "eval_dataset": {"math": write_prompts("math", 2)}, "eval_interval": 2})
     assert all(len(each.turns) == 2 for group in trace.groups for each in group.trajectories)
@@ -49,6 +50,7 @@ def test_rewards_of_an_environment_are_added_to_those_of_a_named_reward(run_in_t
             assert (score.reward, scored) == (given + scored, float(len(trajectory.text) % 2))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("reward_type", ["env", "boxed"])
 def test_scores_of_an_agent_are_filtered_by_and_its_logs_are_metrics(run_in_threads, reward_type):
     agent = f"{Path(__file__).parent}/scored_agent.py"
@@ -73,6 +75,7 @@ def test_a_run_whose_episodes_all_fail_ends_with_the_cause(run_in_threads):
         run_in_threads({**TALK, "env_arg": ["fails=true"]})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_no_episode_is_staler_than_the_bound_however_long_it_takes(run_in_threads, in_flight):
     """Each second episode takes 0.3 s a turn, in which the trainer is done with the other prompts."""

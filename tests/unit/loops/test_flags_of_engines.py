@@ -57,6 +57,7 @@ def test_engine_arg__reaches_the_engine_by_name(engine_options):
     assert engine_options(engine_arg=texts).engine_args == {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 8192}
 
 
+@pytest.mark.full
 def test_partial_rollouts__asks_for_each_sample_alone_and_swaps_weights_in_flight(run_in_threads):
     """What it is for is in test_partial_rollouts.py."""
     traces = [run_in_threads({"n_behind": 1, "partial_rollouts": value}) for value in (False, True)]

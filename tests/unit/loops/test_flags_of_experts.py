@@ -80,6 +80,7 @@ def with_routes(run_in_threads, expert_dir, parity_file):
     return make
 
 
+@pytest.mark.full
 def test_router_replay__has_trainers_compute_with_the_experts_that_the_engine_chose(with_routes):
     run = replay_of(with_routes("rollout"))
     for record in run.records.values():

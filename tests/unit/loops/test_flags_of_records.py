@@ -27,6 +27,7 @@ def test_keep_rollouts__deletes_files_of_earlier_steps(run_in_threads):
     )
 
 
+@pytest.mark.full
 def test_keep_weights__keeps_the_last_copies_of_every_nth_step_without_the_state_of_the_optimizer(run_in_threads):
     kept = run_in_threads({"keep_weights": "every=1,last=2"}).paths.run_dir / "kept_weights"
     assert sorted(path.name for path in kept.iterdir()) == ["step-3", "step-4"]
@@ -41,6 +42,7 @@ def test_keep_weights__refuses_what_it_cannot_read(text):
         build_config({"model": "m", "keep_weights": text})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kept", "expected"), [(0, []), (3, [2, 3, 4])])
 def test_keep_gradients__deletes_files_of_earlier_steps_and_0_writes_none(run_in_threads, kept, expected):
     trace = run_in_threads({"keep_gradients": kept})
@@ -58,6 +60,7 @@ def test_ledger__is_there_after_the_last_checkpoint(run_in_threads, is_on):
     assert ("state" in kinds) == is_on
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("limit", "is_reached"), [(4.0, False), (1e-7, True)])
 def test_ledger_max_gb__bounds_what_it_has_of_rollouts(run_in_threads, caplog, limit, is_reached):
     run_in_threads({"ledger_max_gb": limit, "max_steps": 2})

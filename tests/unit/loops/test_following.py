@@ -56,17 +56,20 @@ def test_the_reference_is_an_average_of_the_policies_so_far(whole, make_model_di
         average = reference
 
 
+@pytest.mark.full
 def test_a_reset_makes_kl_begin_at_0_again(run_in_threads) -> None:
     trace = run_in_threads({"reference_update": "every=2", "kl_coeff": 0.1, "inference_batch_size": 2})
     kl = column(trace, "kl_mean")
     assert kl[0] == pytest.approx(0, abs=1e-12) and kl[2] == pytest.approx(0, abs=1e-12) and kl[1] > 0 and kl[3] > 0
 
 
+@pytest.mark.full
 def test_a_critic_s_rewards_have_the_weight_of_the_step(run_in_threads) -> None:
     trace = run_in_threads({**ADAPTIVE, "algo": "PPO", "inference_batch_size": 2})
     assert len(set(column(trace, "kl_coeff"))) == 4 and column(trace, "kl_coeff")[0] == 0.1
 
 
+@pytest.mark.full
 def test_a_loop_of_one_s_own_goes_on_with_them_too(run_in_threads, model_dir, tmp_path) -> None:
     (first, *_) = run_in_threads({"algo": "GRPO", "max_steps": 1}).groups
     found = coati.group_samples(completions_of(first), [1.0, 0.0])
@@ -96,6 +99,7 @@ def test_a_group_of_one_s_own_is_weighed_by_its_lengths(run_in_threads) -> None:
     assert found == pytest.approx([reward - baseline for reward in rewards])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("selection", "changes"),
     [

@@ -116,6 +116,7 @@ post(os.environ["COATI_REWARD_URL"], {"reward": float(task["episode"] + 1)})
 """
 
 
+@pytest.mark.full
 def test_calls_of_an_agent_are_greedy_in_the_last_episode_though_it_asks_for_a_temperature(run_in_threads, tmp_path):
     (tmp_path / "agent.py").write_text(AGENT)
     settings = {"agent_command": f"{sys.executable} {tmp_path}/agent.py", "reward_type": "env", "max_steps": 1}

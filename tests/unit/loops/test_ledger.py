@@ -149,6 +149,7 @@ def resumed(run_in_threads, prompts, run_dir, **changes):
     return run_in_threads({**prompts, **sizes, "run_dir": str(run_dir), "checkpoint_path": str(run_dir), **changes})
 
 
+@pytest.mark.full
 def test_a_run_killed_again_before_its_next_checkpoint_still_has_what_the_first_one_finished(
     ahead_of_checkpoint, lockstep, run_in_threads, prompts
 ):
@@ -183,6 +184,7 @@ def test_a_coordinator_that_ends_before_it_has_written_anything_is_replaced_from
         assert assert_goes_on(run_in_threads, lockstep[0], ahead_of_checkpoint, changes) > 0
 
 
+@pytest.mark.full
 def test_with_other_settings_everything_is_sampled_again(ahead_of_checkpoint, run_in_threads, prompts):
     trace = resumed(run_in_threads, prompts, ahead_of_checkpoint, temperature=0.5)
     assert trace.prepared.resume.recovered is None
@@ -212,6 +214,7 @@ def test_no_ledger__samples_again_and_leaves_none(ahead_of_checkpoint, run_in_th
     assert segments_in(ahead_of_checkpoint / LEDGER) == []
 
 
+@pytest.mark.full
 def test_a_run_that_goes_on_in_another_directory_takes_up_the_same_and_leaves_the_first_as_it_is(
     ahead_of_checkpoint, run_in_threads, prompts, tmp_path
 ):

@@ -35,6 +35,7 @@ def test_adapters_are_pushed_merged_into_the_weights(model_dir):
         np.testing.assert_allclose(trainer.score([one.sample(0.0)])[0], one.logprobs, atol=1e-4)
 
 
+@pytest.mark.full
 def test_adapters_are_not_pushed_to_an_engine_that_takes_whole_weights(model_dir):
     flags = {"lora_rank": 4, "lora_sync": "adapter"}
     with pytest.raises(ConfigError, match="use --lora-sync merged"):

@@ -39,6 +39,7 @@ def bytes_on_device(tensors):
     return sum(each.untyped_storage().nbytes() for each in tensors)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_three_steps_in_turns_are_those_apart_bit_for_bit(model_dir, precision):
     flags = {"precision": precision}

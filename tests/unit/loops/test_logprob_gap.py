@@ -37,6 +37,7 @@ def test_an_in_flight_update_is_proved_likewise(run_in_threads, in_flight):
     assert max(record["staleness_max"] for record in trace.steps) <= 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("n_behind", "in_flight"), [(0, False), pytest.param(1, False, marks=pytest.mark.full), (2, True)]
 )
@@ -51,6 +52,7 @@ def test_sampled_tokens_are_measured_at_every_step_with_the_weights_that_sampled
     assert all(record["logprob_gap_tokens"] >= 1 for record in trace.steps)
 
 
+@pytest.mark.full
 def test_logprob_gap_tokens__of_none_are_measured_where_earlier_weights_sampled(run_in_threads):
     trace = run_in_threads({**REAL, "logprob_gap_tokens": 0, "n_behind": 1}, hold_trainer=True)
     assert [record["logprob_gap_mean"] is None for record in trace.steps] == [False, True, True, True]
@@ -67,6 +69,7 @@ def test_max_logprob_gap__stops_a_run_whose_engine_samples_from_something_else(r
     assert len(trace.steps) == 4
 
 
+@pytest.mark.full
 def test_the_gate_sees_steps_all_of_whose_tokens_earlier_weights_sampled(run_in_threads):
     # K = 2 and 8 slots: what the second commit's weights sample is trained in steps 5 and 6, after the third sync.
     fields = {**REAL, "n_behind": 1, "num_episodes": 2}
@@ -76,6 +79,7 @@ def test_the_gate_sees_steps_all_of_whose_tokens_earlier_weights_sampled(run_in_
         run_in_threads(fields, **fault)
 
 
+@pytest.mark.full
 def test_measuring_the_gap_changes_no_weight(run_in_threads):
     alone = {**REAL, "max_num_seqs": 2}  # a prompt's samples: bits that do not depend on what else has arrived
     runs = [run_in_threads({**alone, "logprob_gap_tokens": number}) for number in (0, 256)]
@@ -87,6 +91,7 @@ def test_measuring_the_gap_changes_no_weight(run_in_threads):
         assert weight.equal(runs[1].weights[name])
 
 
+@pytest.mark.full
 def test_on_logprob_gap__corrects_from_the_next_step_on(run_in_threads):
     trace = run_in_threads({**REAL, "on_logprob_gap": "tis", "n_behind": 1}, logprob_scale=1.5)
     corrected = [work.is_corrected for work in trace.work if isinstance(work, TrainWork)]
@@ -108,6 +113,7 @@ def test_the_trainer_divides_logits_by_the_temperature_that_samples_were_drawn_a
     assert max(gaps) < 1e-5  # 0.14 at a temperature of 1
 
 
+@pytest.mark.full
 def test_in_bfloat16_the_trainers_rounding_is_measured_on_the_first_steps_tokens(run_in_threads):
     trace = run_in_threads({**BF16, "n_behind": 1}, hold_trainer=True)
     assert all(0 < event["probe_gap_mean"] < 0.01 for event in trace.of("sync"))
@@ -120,6 +126,7 @@ def test_in_bfloat16_the_trainers_rounding_is_measured_on_the_first_steps_tokens
     assert {(step["logprob_rounding_mean"], step["logprob_rounding_tokens"]) for step in in_float32} == {(None, 0)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("error", [WRONG[0], pytest.param(WRONG[1], marks=pytest.mark.full)])
 def test_in_bfloat16_an_engine_that_is_off_by_two_hundredths_is_stopped_in_its_first_steps(run_in_threads, error):
     with pytest.raises(RunError, match=r"in step [12] .*the trainer's own rounding: 0\.00\d+.* on the same weights"):

@@ -144,6 +144,7 @@ def test_the_only_producer_dies_and_its_replacement_gets_current_weights_before_
     assert Counter(producer for producer, _ in versions.values())[1] >= 3
 
 
+@pytest.mark.full
 def test_a_prompt_that_is_issued_again_is_answered_alike(run_in_threads):
     # K = 1: the replacement has the weights that its predecessor had, and not those of a step in between.
     sizes = {"inference_batch_size": 2}
@@ -160,6 +161,7 @@ def test_a_producer_that_dies_in_an_evaluation_costs_no_answer(run_in_threads, w
     assert trained_prompts(trace) == ALL_PROMPTS
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mini_batch", [1, 2])
 def test_prompts_that_fill_no_step_are_dropped_and_counted(run_in_threads, write_prompts, mini_batch):
     sizes = {"train_minibatch_size": mini_batch, "train_microbatch_size": 2}

@@ -47,6 +47,7 @@ def test_fine_tuning_on_mixed_sources_goes_on_bit_for_bit_and_its_checkpoints_ha
         run_offline("sft", again | {"dataset": f"{few}=1,{many}=1"})
 
 
+@pytest.mark.full
 def test_a_policys_prompts_are_drawn_by_shares_and_a_resumed_run_draws_the_same(
     run_in_threads, write_prompts, tmp_path
 ):

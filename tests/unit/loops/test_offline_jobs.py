@@ -76,6 +76,7 @@ def values_of(model_dir, tmp_path_factory):
     return make
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "job", [pytest.param(job, marks=pytest.mark.full) if job in ("kto", "prm") else job for job in ROWS]
 )
@@ -107,6 +108,7 @@ def test_a_job_learns_evaluates_and_goes_on_bit_for_bit_after_a_kill(values_of, 
     assert resumed.of("evaluation")[-1] == evaluations[-1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("job", [job if job == "dpo" else pytest.param(job, marks=pytest.mark.full) for job in ROWS])
 def test_the_steps_of_a_job_are_replayed(values_of, job):
     trace = run_offline(job, values_of(job))

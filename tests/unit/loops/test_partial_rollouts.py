@@ -47,6 +47,7 @@ def versions(trace):
     return [(group.prompt.uid, each.policy_versions) for group in trace.groups for each in group.trajectories]
 
 
+@pytest.mark.full
 def test_each_prompt_is_trained_once_and_no_token_is_staler_than_the_bound(trace):
     check_once(trained(trace))
     assert {step["staleness_max"] for step in trace.steps} <= {0, 1, 2}
@@ -80,6 +81,7 @@ def test_a_producer_that_is_killed_with_cut_responses_loses_and_doubles_nothing(
     assert lost["prompts_reissued"] >= 1
 
 
+@pytest.mark.full
 def test_a_resumed_run_samples_cut_responses_again_and_trains_each_prompt_once(trace, run_partial):
     saves = [work for work in trace.work if isinstance(work, SaveWork)]
     save, position = max(

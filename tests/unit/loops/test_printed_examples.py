@@ -104,6 +104,7 @@ def test_every_example_is_a_configuration(places, sampled):
 FIRST_OF_A_PAGE = {(example.page, example.job): example for example in reversed(EXAMPLES)}.values()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "example",
     [pytest.param(each, marks=() if each in FIRST_OF_A_PAGE else pytest.mark.full) for each in EXAMPLES],
@@ -137,6 +138,7 @@ FIRST_OF_A_JOB = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("example", FIRST_OF_A_JOB.values(), ids=lambda example: example.name)
 def test_an_example_of_each_job_on_a_dataset_trains(places, tmp_path, example):
     job, *words = places.words(example, sizes=SMALL_JOB)
@@ -146,6 +148,7 @@ def test_an_example_of_each_job_on_a_dataset_trains(places, tmp_path, example):
     assert all(math.isfinite(record["loss"]) for record in steps)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("algo", ["DR_GRPO", "PPO"])
 def test_an_example_of_reinforcement_learning_trains(places, tmp_path, algo):
     from tests.unit.loops.harness import ThreadedRun
@@ -158,6 +161,7 @@ def test_an_example_of_reinforcement_learning_trains(places, tmp_path, algo):
     assert all(("value_loss" in step) == (algo == "PPO") for step in trace.steps)
 
 
+@pytest.mark.full
 def test_the_example_of_shared_devices_takes_turns(places, tmp_path):
     from coati_rl.work import HandOverWork
     from tests.unit.loops.harness import ThreadedRun

@@ -81,6 +81,7 @@ def test_a_step_is_replayed_with_the_settings_that_it_was_trained_with(run_dir, 
     assert verdicts == ["agrees", "agrees", "differs"], "the fourth step was trained with 0.05, too"
 
 
+@pytest.mark.full
 def test_a_run_that_was_resumed_in_another_directory_begins_with_the_checkpoint_there(run_dir, tmp_path):
     other = copy_of(run_dir, tmp_path / "other")
     for name in ("checkpoints", "gradients"):
@@ -105,6 +106,7 @@ OF_KEPT_WEIGHTS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "variant", [pytest.param(v, marks=() if v == "plain" else pytest.mark.full) for v in OF_KEPT_WEIGHTS]
 )
@@ -117,6 +119,7 @@ def test_steps_whose_weights_are_kept_are_not_trained_again(record, variant):
         assert stages["weights"].text == f"step-{step - 1}, as they are on the disk"
 
 
+@pytest.mark.full
 def test_the_command_prints_stages_and_exits_by_what_it_found(run_dir, tmp_path, capsys):
     assert main(["replay", str(run_dir), "--step", "2"]) == 0
     assert capsys.readouterr().out.endswith("step 2: every stage agrees\n")
@@ -131,11 +134,13 @@ def test_the_command_prints_stages_and_exits_by_what_it_found(run_dir, tmp_path,
     assert "step 1: the first stage that differs: reward: train-" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_a_run_with_text_alone_is_refused(record):
     with pytest.raises(ConfigError, match="--rollout-detail full"):
         [*replay_of(record({"rollout_detail": "text", "max_steps": 1, "save_interval": -1})).stages(1)]
 
 
+@pytest.mark.full
 def test_ratios_of_the_tokens_are_written_and_the_largest_is_that_of_the_runs_loss(record, capsys):
     run = record({"inference_batch_size": 4, "max_steps": 2, "learning_rate": 1e-2})  # the second step is off-policy
     assert main(["replay", str(run), "--step", "2", "--ratios"]) == 0
@@ -218,6 +223,7 @@ EDITS = [
 FIRST_OF_A_STAGE = {stage: edit for edit, _, stage in reversed(EDITS)}.values()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("edit", "step", "stage"),
     [pytest.param(*each, marks=() if each[0] in FIRST_OF_A_STAGE else pytest.mark.full) for each in EDITS],
@@ -244,6 +250,7 @@ VARIANTS = {
 FAST = ("adapters", "a critic")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("variant", [pytest.param(v, marks=() if v in FAST else pytest.mark.full) for v in VARIANTS])
 def test_variants_of_runs_are_replayed(record, variant):
     replay = replay_of(record({"max_steps": 4, **VARIANTS[variant]}))
@@ -253,6 +260,7 @@ def test_variants_of_runs_are_replayed(record, variant):
         assert {"loss", "gradient"} <= {stage.name for stage in stages if stage.verdict == "agrees"}
 
 
+@pytest.mark.full
 def test_recording_changes_no_bit_of_the_training(run_in_threads):
     runs = [run_in_threads({"rollout_detail": detail}) for detail in ("full", "text")]
     recorded = [(trace.paths.run_dir / "gradients").is_dir() for trace in runs]

@@ -221,6 +221,7 @@ FAST = ("wrong temperature", "a tensor summed too often")
 CASES = [pytest.param(name, marks=() if name in FAST else pytest.mark.full) for name in FAULTS]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", CASES)
 def test_the_first_stage_that_differs_is_where_the_fault_is(run_in_threads, parity_file, fault):
     plant_it, given, expected = FAULTS[fault]

@@ -36,6 +36,7 @@ def verdicts(replay, step):
     return {stage.name: stage.verdict for stage in replay.stages(step)}
 
 
+@pytest.mark.full
 def test_a_step_of_rollouts_with_a_teachers_whole_distribution_agrees_in_every_stage(run_dir):
     replay = replay_of(run_dir)
     assert all(record["teacher_kl_mean"] > 0 for record in replay.records.values())
@@ -56,6 +57,7 @@ def test_another_teacher_than_the_runs_is_named(run_dir, own_teacher, tmp_path):
     assert (stage, text.split(":")[0]) == ("scores", "teacher_kl_mean")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("weight", [1.0, pytest.param(0.4, marks=pytest.mark.full)])
 def test_steps_of_supervised_fine_tuning_with_a_teacher_are_replayed(model_dir, teacher_dir, tmp_path, weight):
     rows = [

@@ -51,6 +51,7 @@ def trained(trace):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_both_parts_together_train_every_prompt_once(resume, whole, step):
     trace = resume(step)
@@ -130,6 +131,7 @@ def test_the_newest_checkpoint_of_a_run_directory_is_taken_and_more_episodes_go_
     )
 
 
+@pytest.mark.full
 def test_a_dry_run_says_from_where_it_would_go_on_and_moves_nothing(whole, small_run, tmp_path, capsys):
     checkpoint = whole.paths.checkpoints / "step-2"
     config = build_config({**small_run, **EVERY_STEP, "checkpoint_path": str(checkpoint)})

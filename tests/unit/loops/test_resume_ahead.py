@@ -56,6 +56,7 @@ def records_after(trace, step):
     return [{k: v for k, v in record.items() if k not in DIFFERS} for record in trace.steps if record["step"] > step]
 
 
+@pytest.mark.sampled(3)
 def test_a_run_resumed_from_any_of_its_checkpoints_is_the_uninterrupted_one(whole, run_in_threads):
     whole, fields = whole
     saves = [work for work in whole.work if isinstance(work, SaveWork)]
@@ -72,6 +73,7 @@ def test_a_run_resumed_from_any_of_its_checkpoints_is_the_uninterrupted_one(whol
             torch.testing.assert_close(trace.weights[name], weight, rtol=0, atol=0)
 
 
+@pytest.mark.sampled(5)
 def test_saving_does_not_change_a_run(whole, run_in_threads):
     whole, fields = whole
     trace = run_in_threads({**fields, "save_interval": -1}, **OPTIONS)
@@ -80,6 +82,7 @@ def test_saving_does_not_change_a_run(whole, run_in_threads):
         torch.testing.assert_close(trace.weights[name], weight, rtol=0, atol=0)
 
 
+@pytest.mark.full
 def test_rollouts_of_other_settings_are_sampled_again(run_in_threads, sizes):
     fields = {**sizes, **RUNS["K = 1"]}
     whole = run_in_threads(fields, hold_trainer=True)

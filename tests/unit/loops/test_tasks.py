@@ -64,6 +64,7 @@ def lines_of(directory):
     return [json.loads(line) for file in sorted(directory.glob("*step*.jsonl")) for line in file.open()]
 
 
+@pytest.mark.full
 def test_tasks__decide_how_their_rows_are_framed_and_sampled(whole):
     leases = {lease.prompt.uid.partition(".")[0]: lease for lease in whole.leases if lease.prompt.purpose == "train"}
     assert sorted(leases) == sorted(f"{name}-{i}" for name in NAMES for i in range(4))
@@ -114,6 +115,7 @@ def test_the_trainer_divides_the_logits_of_each_token_by_its_own_tasks_temperatu
     assert any(gradient["model.norm.weight"].abs().sum() > 0 for gradient in whole.gradients)
 
 
+@pytest.mark.full
 def test_a_run_of_three_tasks_resumes_to_the_same_bits(run_in_threads, three_tasks):
     three_tasks = {**three_tasks, "backend": "fake"}
     whole = run_in_threads(three_tasks, score=None)

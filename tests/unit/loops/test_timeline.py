@@ -28,6 +28,7 @@ def test_every_step_says_how_idle_trainers_and_producers_were(trace):
         assert any(share > 0.0 for share in shares(trace, name)), "in lockstep each waits for the other"
 
 
+@pytest.mark.full
 def test_a_trainer_that_is_short_of_rollouts_is_idle(run_in_threads):
     def slow_reward(response, ground_truth):
         time.sleep(0.1)  # 0.4 s a step, of which an optimizer step takes a small part
@@ -39,6 +40,7 @@ def test_a_trainer_that_is_short_of_rollouts_is_idle(run_in_threads):
     assert median(shares(trace, "producer_idle_fraction")) < 0.5
 
 
+@pytest.mark.full
 def test_a_producer_that_waits_for_new_weights_is_idle(run_in_threads, monkeypatch):
     step = Backend.optimizer_step
 

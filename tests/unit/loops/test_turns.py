@@ -54,6 +54,7 @@ def more(write_prompts):
     return lambda case: {"eval_dataset": {"held": write_prompts("held", 3)}} if case == "evaluated" else {}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_in_turns_has_the_weights_rollouts_and_metrics_of_one_on_separate_devices(run_in_threads, more, case):
     changes = {"n_behind": 0, **CASES[case], **more(case)}
@@ -69,6 +70,7 @@ def test_a_turn_ends_with_a_rollout_step_and_with_a_sync(run_in_threads):
     assert turns_of(run_in_threads(TURNS)) == "ts" + "pt..s" * 2 + "cpf"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("behind", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_run_that_is_ahead_trains_a_rollout_step_in_a_turn_with_the_same_bits_each_time(run_in_threads, behind):
     first, again = (run_in_threads({**TURNS, "n_behind": behind, "num_episodes": 3}) for _ in range(2))
@@ -79,6 +81,7 @@ def test_a_run_that_is_ahead_trains_a_rollout_step_in_a_turn_with_the_same_bits_
     assert_same_run(first, again)
 
 
+@pytest.mark.full
 def test_a_run_in_turns_whose_models_are_offloaded_too_has_the_same_bits(run_in_threads):
     models = {"kl_coeff": 0.05, "old_logprobs": "trainer", "precision": "bf16"}
     plain, offloaded = (run_in_threads(TURNS | models | more) for more in ({}, {"offload": ("all",)}))
@@ -114,6 +117,7 @@ def test_one_side_gives_its_memory_up_before_the_other_takes_any(run_in_threads,
         states[who] = what
 
 
+@pytest.mark.full
 def test_a_resumed_run_in_turns_has_the_same_weights(run_in_threads, tmp_path):
     whole = run_in_threads({**TURNS, "save_interval": 1})
     shutil.copytree(whole.paths.run_dir, tmp_path / "run")

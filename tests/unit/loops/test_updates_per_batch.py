@@ -85,6 +85,7 @@ def train_plainly(trace):
     return dict(model.named_parameters()), losses
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("old_logprobs", ["trainer", "engine"])
 def test_weights_and_losses_are_those_of_a_plain_loop(run_in_threads, old_logprobs):
     trace = run_in_threads({**TWICE, **PLAIN, "old_logprobs": old_logprobs})
@@ -109,6 +110,7 @@ def test_the_first_update_is_on_policy_and_later_ones_are_clipped(run_in_threads
     assert [step["logprob_gap_mean"] is None for step in steps] == [False, True, True] * 4, "measured once"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("parts", [{"algo": "REINFORCE_PP"}, {"algo": "GSPO", "off_policy_correction": "tis"}])
 def test_what_a_batchs_targets_come_from_is_the_same_in_each_update(run_in_threads, parts):
     steps = run_in_threads({**TWICE, **parts, "inference_batch_size": 2}).steps
@@ -118,6 +120,7 @@ def test_what_a_batchs_targets_come_from_is_the_same_in_each_update(run_in_threa
         assert later["loss"] != first["loss"]
 
 
+@pytest.mark.full
 def test_weights_are_sent_after_the_last_update_of_a_rollout_steps_batches(whole):
     assert [event["policy_version"] for event in whole.of("sync")] == [0, 4, 8]
     assert [event["step"] for event in whole.of("checkpoint")] == [4, 8]
@@ -125,6 +128,7 @@ def test_weights_are_sent_after_the_last_update_of_a_rollout_steps_batches(whole
     assert sorted({group.oldest_version for group in whole.groups}) == [0, 4]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", [2, 4, 7])
 def test_a_later_update_is_replayed_with_the_batch_of_its_first_one(whole, step):
     stages = {stage.name: stage.verdict for stage in replay_of(write_metrics(whole)).stages(step)}

@@ -28,6 +28,7 @@ def trained(sampled, model_dir, tmp_path_factory):
     return run_offline("value", {**JOB, **own, "max_epochs": 32})
 
 
+@pytest.mark.full
 def test_it_begins_at_0_explains_the_returns_and_writes_a_classifier_of_transformers(sampled, trained) -> None:
     first, last = (trained.of("evaluation")[place]["metrics"] for place in (0, -1))
     assert (first["value_mean"], first["explained_variance"]) == (0.0, pytest.approx(0.0, abs=1e-9))
@@ -69,6 +70,7 @@ def returns_of(line):
         yield from [sum(value for place, _, value in line["token_rewards"] if place >= start)] * (end - start)
 
 
+@pytest.mark.full
 def test_a_classifier_of_tokens_goes_on_as_one(run_in_threads, sampled, model_dir, tmp_path) -> None:
     start = tmp_path / "start"
     shutil.copytree(model_dir, start)

@@ -81,6 +81,7 @@ def test_no_prompts(run, terminal):
     assert expected in terminal.getvalue()
 
 
+@pytest.mark.full
 def test_no_slots(run, terminal, held_at):
     reason = "producer 0: no free slots: all 4 are taken (0 prompts being sampled, "
     held_at(Backend, "optimizer_step", 1, lambda: terminal.until(reason))
@@ -88,6 +89,7 @@ def test_no_slots(run, terminal, held_at):
     assert "step 1 is being trained; " in terminal.getvalue()
 
 
+@pytest.mark.full
 def test_a_transfer(run, terminal, held_at):
     reason = "waiting for the transfer of version 2 to producer 0"
     held_at(ProducerActor, "stage_weights", 2, lambda: terminal.until(reason))
@@ -95,6 +97,7 @@ def test_a_transfer(run, terminal, held_at):
     assert reason in terminal.getvalue()
 
 
+@pytest.mark.full
 def test_a_commit(run, terminal, held_at):
     reason = "waiting for producer 0 to commit version 2"
     held_at(ProducerActor, "commit_weights", 2, lambda: terminal.until(reason))
@@ -102,12 +105,14 @@ def test_a_commit(run, terminal, held_at):
     assert reason in terminal.getvalue()
 
 
+@pytest.mark.full
 def test_a_producer_that_is_replaced(run, terminal, held_at):
     held_at(ProducerActor, "start", 2, lambda: terminal.until("waiting for a replacement of producer 0"))
     run(dies_at_request=3)
     assert "producer 0 lost: " in terminal.getvalue()
 
 
+@pytest.mark.full
 def test_an_evaluation(run, terminal, tmp_path):
     rows = [{"messages": {"role": "user", "content": "eval" + "x" * i}, "gt_answer": "7"} for i in range(3)]
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

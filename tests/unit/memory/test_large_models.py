@@ -56,6 +56,7 @@ def planned(model, tmp_path_factory):
     return prepared[0], {name: (float(size), parts) for name, size, parts in lines}, texts[1].getvalue()
 
 
+@pytest.mark.full
 def test_70b_on_sharded_trainers_and_engines_of_4_ranks_fits_75_gib_of_a_gpu_and_a_model_of_host_memory(planned):
     _, memory, warnings = planned
     assert 0 < memory["trainer"][0] < 75 and MODEL_GIB / 4 < memory["engine rank"][0] < 75

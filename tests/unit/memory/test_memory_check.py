@@ -88,6 +88,7 @@ def test_a_budget_that_cannot_fit_is_refused_with_one_that_does(dry_run):
     assert (code, error) == (0, "")
 
 
+@pytest.mark.full
 def test_what_the_heap_is_assumed_to_take_is_a_warning_alone(dry_run):
     _, out, _ = dry_run(BUDGET, available_mib=64 * 1024)
     needed, heap = sizes_of(out)
@@ -96,6 +97,7 @@ def test_what_the_heap_is_assumed_to_take_is_a_warning_alone(dry_run):
     assert "warning: --max-tokens-per-microbatch 4096: the run needs" in error and "heap" in error
 
 
+@pytest.mark.full
 def test_states_of_your_own_optimizer_are_unknown_and_not_counted(dry_run, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("import torch\n\ndef make(parameters, *, lr):\n    return torch.optim.SGD(parameters, lr=lr)\n")
@@ -106,6 +108,7 @@ def test_states_of_your_own_optimizer_are_unknown_and_not_counted(dry_run, tmp_p
     assert trainer.endswith("(the optimizer's states unknown, as --optimizer is your own)")
 
 
+@pytest.mark.full
 def test_what_only_the_longest_samples_would_exceed_is_a_warning(dry_run):
     code, out, error = dry_run("-tmbs 32 -b fake", available_mib=64 * 1024)
     needed = float(re.findall(r"memory, host +([\d.]+) GiB", out)[0]) * 1024
@@ -115,6 +118,7 @@ def test_what_only_the_longest_samples_would_exceed_is_a_warning(dry_run):
     assert "warning: -tmbs 32: the run needs" in error and "if a micro-batch has the longest samples" in error
 
 
+@pytest.mark.full
 def test_a_budget_that_cannot_be_lowered_is_a_warning_as_real_samples_may_be_shorter(dry_run):
     flags = "-tmbs 32 --max-tokens-per-microbatch 2048 -mpt 128 -mnt 1920 -b fake"  # 2048 is a longest sample
     _, out, _ = dry_run(flags, available_mib=64 * 1024)
@@ -129,6 +133,7 @@ class Gpu:
     total_memory = 1024 * MIB
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("flags", "found"), [("", "a trainer needs"), ("--master_address 10.0.0.1", ""), ("-i 2", "")])
 def test_gpus_of_a_cluster_and_too_few_ones_are_not_compared(dry_run, monkeypatch, flags, found):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -158,6 +163,7 @@ def test_a_reference_that_is_computed_first_is_not_there_in_the_steps(large_mode
         assert ("frozen models" in capsys.readouterr().out) == is_there
 
 
+@pytest.mark.full
 def test_a_job_on_a_dataset_has_trainers_alone_and_counts_its_own_samples(
     large_model, rows, tmp_path, capsys, monkeypatch
 ):

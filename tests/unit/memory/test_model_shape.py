@@ -73,6 +73,7 @@ def test_keys_and_values_are_those_that_a_real_cache_keeps(model_type):
     assert token_bytes(config, settings) * 5 == kept
 
 
+@pytest.mark.full
 def test_models_whose_layers_differ_are_counted_with_their_largest_heads_and_mlps():
     gemma4, gemma3n = (AutoConfig.for_model(name) for name in ("gemma4_text", "gemma3n_text"))
     assert {each.head_dim for each in gemma4.per_layer_config} == {256, 512}

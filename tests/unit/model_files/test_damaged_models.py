@@ -208,6 +208,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return run
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("damage", WRONG)
 def test_a_damaged_model_is_refused_by_file_tensor_or_field_before_anything_starts(damaged, run, damage) -> None:
     directory = damaged(damage)
@@ -216,6 +217,7 @@ def test_a_damaged_model_is_refused_by_file_tensor_or_field_before_anything_star
     assert WRONG[damage][1] in message
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("command", "damage", "flag"),
     [

@@ -16,6 +16,7 @@ SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_atten
 GQA = {"num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 24}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("model_type", "settings"),
     [

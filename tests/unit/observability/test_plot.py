@@ -56,6 +56,7 @@ def test_runs_of_the_same_name_are_told_apart_by_their_paths() -> None:
     }
 
 
+@pytest.mark.full
 def test_one_run_is_drawn_into_its_directory_and_several_into_the_figure_that_is_named(tmp_path, capsys) -> None:
     rl, sft = run(tmp_path / "rl", RL), run(tmp_path / "sft", SFT, SFT_EVALUATIONS)
     both = tmp_path / "both.png"

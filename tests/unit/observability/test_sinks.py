@@ -204,6 +204,7 @@ def test_wandb_without_an_account_is_refused_before_anything_starts(tmp_path, mo
         WandbSink(parse(["--wandb", "-p", "nobody"])[0], tmp_path)
 
 
+@pytest.mark.full
 def test_wandb_offline_writes_below_the_run_directory_under_the_id_that_is_kept_there(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")

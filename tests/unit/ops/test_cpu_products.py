@@ -48,6 +48,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("left_layout", LAYOUTS)
 @pytest.mark.parametrize("right_layout", LAYOUTS)
 def test_a_product_is_that_of_float64_in_every_memory_layout(onednn: None, left_layout: str, right_layout: str) -> None:

@@ -36,6 +36,7 @@ def change(directory, *, without=(), **settings):
     (directory / "config.json").write_text(json.dumps({**config, **settings}))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["language model", "of sequences", "of tokens", "of tokens by its names"])
 def test_a_language_model_and_a_classifier_are_taken_as_directories(prepare_with, teacher_with, classifier, kind):  # noqa: F811
     if kind == "language model":
@@ -49,6 +50,7 @@ def test_a_language_model_and_a_classifier_are_taken_as_directories(prepare_with
     assert f"critic from {directory}" in str(prepared.plan.lines())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -200,6 +200,7 @@ def test_engines_that_are_too_narrow_are_refused_with_a_width_that_fits_on_as_ma
         checked.run()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

@@ -171,6 +171,7 @@ def both(tmp_path_factory):
     return [read_tokenizer(each) for each in (directory / "model", as_saved(directory / "model", directory / "saved"))]
 
 
+@pytest.mark.full
 @settings(max_examples=25)
 @given(
     texts=st.tuples(*[st.text(max_size=12) | st.just("2026-01-31 <|im_end|> \n\n 1.50 é")] * 4),

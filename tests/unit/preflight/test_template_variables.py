@@ -106,6 +106,7 @@ def test_batch_inference_has_them_and_goes_on_with_the_same_alone(job):
     assert made.settings["chat_template_kwargs"] == {"mood": "calm"}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("command", "row", "flags"),
     [
@@ -149,6 +150,7 @@ def test_environments_agents_and_their_tokenizers_have_them(job):
         of_agents.close()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["tokenize", "tools", "chat_template", "messages", "strftime_now"])
 def test_a_variable_that_is_not_the_templates_to_read_is_refused_as_in_a_row(job, name):
     cause = f"chat_template_kwargs sets {name}, which is not the template's to read; leave it out"

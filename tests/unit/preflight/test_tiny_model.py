@@ -61,6 +61,7 @@ def test_an_architecture_that_does_not_run_is_an_error_with_its_reason():
         tiny_model(AutoConfig.for_model("llama"), build)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("model_type", "sizes"),
     [

@@ -122,6 +122,7 @@ def test_without_a_temporary_directory_nothing_starts(monkeypatch, capsys):
     assert re.match(message, capsys.readouterr().err)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams_are_those_of_no_file_and_change_no_exit_code(tmp_path, closed):
     program = f"""
@@ -146,6 +147,7 @@ sys.exit(run_under_subreaper(main))
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("number", ENDING)
 def test_a_signal_to_the_parent_process_ends_the_driver_as_ctrl_c_does(start, number):
     subreaper, orphan, _ = start("time.sleep(60)")
@@ -155,6 +157,7 @@ def test_a_signal_to_the_parent_process_ends_the_driver_as_ctrl_c_does(start, nu
     assert not orphan.is_running()
 
 
+@pytest.mark.full
 def test_under_nohup_a_closed_terminal_ends_nothing(start):
     subreaper, _, _ = start(
         "print('goes on', flush=True); time.sleep(2)", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)

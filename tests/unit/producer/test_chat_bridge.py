@@ -51,6 +51,7 @@ def bridge_after(template, prompt, sampled, answer, new):
     return None if then.bridge is None else template.decode(then.bridge)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("role", REFUSED)
 def test_a_template_that_refuses_an_observation_or_leaves_it_out_is_refused_by_name(role):
     found = {}

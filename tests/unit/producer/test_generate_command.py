@@ -80,6 +80,7 @@ def test_a_function_of_ones_own_scores_and_the_best_sample_is_kept(call, tmp_pat
     assert [row["reward"] for row in rows] == [len(row["response"]) for row in rows]
 
 
+@pytest.mark.full
 def test_a_dry_run_prints_the_plan_and_writes_nothing(refuse, call, tmp_path):
     code, printed = call("-g", "2", "--dry-run")
     assert code == 0

@@ -49,6 +49,7 @@ def row_line(messages='{"role": "user", "content": "hi"}', gt_answer='"4"'):
     return f'{{"messages": {messages}, "gt_answer": {gt_answer}}}\n'
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.arrow"])
 def test_every_format_gives_the_same_prompts(write, prompts_of, name):
     prompts = prompts_of(load_rows(write(name, ROWS), flag="--dataset")).prompts

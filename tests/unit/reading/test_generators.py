@@ -107,6 +107,7 @@ def test_without_the_package_the_message_names_the_extra(monkeypatch):
 VERIFIED = ["chain_sum", "rearc", "countdown", "puzzle24", "n_queens", "simple_integration", "maze"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", VERIFIED)
 def test_the_right_answer_scores_1_after_the_row_was_written_as_json(name):
     row = json.loads(json.dumps(opened(f"reasoning_gym:{name}").row(1)))

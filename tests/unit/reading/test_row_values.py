@@ -162,6 +162,7 @@ def as_read(form, rows):
     return [*rows_of_dataset(Dataset(pa.Table.from_pylist(rows)) if form == "arrow" else Dataset.from_list(rows))]
 
 
+@pytest.mark.full
 @settings(max_examples=20, deadline=None)
 @given(drawn=st.lists(st.tuples(_CONTENT, _NESTED), min_size=1, max_size=3))
 def test_rows_of_any_optional_values_give_the_same_tokens_and_masks(calling, drawn):

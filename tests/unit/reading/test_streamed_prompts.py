@@ -87,6 +87,7 @@ def test_a_directory_is_read_by_the_names_of_its_files_and_up_to_a_limit(write, 
     assert len(is_same(*sources_of(tokenizer, dataset=str(tmp_path / "all"), max_samples=45))) > 30
 
 
+@pytest.mark.full
 def test_only_places_are_kept_and_a_copy_in_another_process_reads_the_same(write, tokenizer):
     path = write("a", rows_of(2000))
     _, (source, train) = sources_of(tokenizer, dataset=path)

@@ -71,6 +71,7 @@ def test_samples_steps_and_counts_are_the_same_as_without_streaming(write, token
             assert pickle.dumps(first) == pickle.dumps(second)
 
 
+@pytest.mark.full
 def test_only_places_are_kept(write, tokenizer):
     _, (streamed, _) = sets_of(tokenizer, dataset=write("a", rows_of(500)))
     copied = pickle.loads(pickle.dumps(streamed.samples))

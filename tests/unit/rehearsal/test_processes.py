@@ -15,6 +15,7 @@ def command(tmp_path):
     return CommandRun(job="sft", config=config, log=tmp_path / "log", names=names, temporary=str(tmp_path))
 
 
+@pytest.mark.full
 def test_a_refused_command_gives_its_message_with_the_users_names(command, tmp_path):
     command.config.write_text(f"model: {tmp_path / 'model-0'}\ndataset: {tmp_path / 'none.jsonl'}\nmax_length: 1\n")
     with pytest.raises(ConfigError, match=r"^--max-length 1: Input should be greater than or equal to 2"):

@@ -20,6 +20,7 @@ def rehearsed(text, **changes):
     return reduced(config, **{**options, "max_rows": None, "is_valid": passes(check), **changes})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("trainers", "tp", "pp", "producers", "ibs", "tbs", "tmbs", "imbs"),
     [

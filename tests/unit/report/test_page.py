@@ -79,6 +79,7 @@ def test_half_of_a_surrogate_pair_anywhere_is_written_as_its_escape():
     assert json.loads(written) == {"text": "\ud83d<>&\u2028"}
 
 
+@pytest.mark.full
 def test_a_page_is_small_though_answers_are_megabytes(write_run):
     number = 50_000
     huge = {
@@ -93,6 +94,7 @@ def test_a_page_is_small_though_answers_are_megabytes(write_run):
     assert "characters left out" in page.decode()
 
 
+@pytest.mark.full
 def test_what_does_not_fit_is_left_out_and_the_page_says_so(write_run):
     rollouts = [
         {"step": step, "uid": f"train-{number}", "sample": 0, "response": "\x00" * 4000}

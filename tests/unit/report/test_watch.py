@@ -169,6 +169,7 @@ def test_a_full_file_of_notes_takes_no_more(client, run):
     assert reply.status_code == 409 and "has 4 MiB of notes, and takes no more" in reply.json()["error"]
 
 
+@pytest.mark.full
 def test_the_command_says_where_the_page_is_and_ends_with_a_signal(run):
     code = "import sys; from coati_rl.command_line import main; sys.exit(main(['watch', sys.argv[1]]))"
     process = subprocess.Popen([sys.executable, "-c", code, str(run)], stdout=subprocess.PIPE, text=True)

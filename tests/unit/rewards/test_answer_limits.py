@@ -55,6 +55,7 @@ def test_an_answer_over_a_limit_is_invalid_at_once_as_answer_and_as_ground_truth
         assert reason in decision.detail
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("text", [*HARMLESS, *dict.fromkeys(truth for _, truth, _ in RIGHT)])
 def test_an_answer_of_ordinary_size_exceeds_no_limit(text: str) -> None:
     assert exceeded_limit(to_latex(text) or text) is None

@@ -54,6 +54,7 @@ def test_each_line_in_gives_one_line_out_in_order() -> None:
     assert done.stderr == b""
 
 
+@pytest.mark.full
 def test_the_tags_reward_can_be_chosen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     stdin = b'{"response": "<think>a</think><answer>5</answer>", "gt_answer": "5"}'
     assert run(["score", "--type", "think_answer_tags", "--num-workers", "2"], stdin, monkeypatch) == 0
@@ -76,6 +77,7 @@ def test_test_cases_are_run_as_programs(monkeypatch: pytest.MonkeyPatch, capsys:
     assert [score["verdict"] for score in scores] == ["ok", "wrong", "wrong", "ok"]
 
 
+@pytest.mark.full
 def test_a_function_of_ones_own_is_found_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +89,7 @@ def test_a_function_of_ones_own_is_found_from_the_working_directory(
     assert [score["reward"] for score in scores] == [0.0, 1.0]
 
 
+@pytest.mark.full
 def test_several_rewards_are_summed_and_broken_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +101,7 @@ def test_several_rewards_are_summed_and_broken_down(
     assert sorted(score["breakdown"].values()) == [0.5, 1.0]
 
 
+@pytest.mark.full
 def test_a_served_model_is_asked_with_the_rows_prompt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +157,7 @@ def test_a_lines_answer_may_have_another_name(key: str) -> None:
         parse_line(lines({"response": "5", key: 5}), 1, "solution")
 
 
+@pytest.mark.full
 def test_a_line_separator_inside_of_a_string_does_not_end_the_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,6 +271,7 @@ def test_sizes_that_are_too_small_end_with_exit_2(
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_scoring_does_not_pay_for_the_web_server() -> None:
     code = (
         "import sys; from rewards.__main__ import main; main();"

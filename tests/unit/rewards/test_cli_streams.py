@@ -31,6 +31,7 @@ def test_a_bad_last_line_is_found_before_the_first_is_scored(is_pipe: bool, tmp_
     assert b"line 1001 is not JSON" in done.stderr
 
 
+@pytest.mark.full
 def test_a_bounded_number_of_lines_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(score_command, "_MAX_IN_FLIGHT", 4)
     num_read = 0
@@ -49,6 +50,7 @@ def test_a_bounded_number_of_lines_is_in_flight(monkeypatch: pytest.MonkeyPatch)
     assert verdicts == ["wrong", "ok"] * 20
 
 
+@pytest.mark.full
 def test_scores_are_written_as_they_come(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import time\ndef score(response, ground_truth):\n    return time.sleep(600) if response == 'sleep' else 1\n"
@@ -66,6 +68,7 @@ def test_scores_are_written_as_they_come(tmp_path: Path) -> None:
             process.kill()  # else leaving the block waits for what does not end
 
 
+@pytest.mark.full
 def test_a_reader_that_has_seen_enough_ends_it() -> None:
     with subprocess.Popen(BOXED, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as process:
         assert process.stdin is not None and process.stdout is not None

@@ -108,6 +108,7 @@ def test_what_says_nothing_of_the_program_leaves_it_undecided(
 LONGEST = Limits().output_bytes - 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("output", [b"\xff" * LONGEST, b"a" * LONGEST, "\u00e9".encode() * (LONGEST // 2)])
 def test_a_program_does_not_get_itself_masked_by_output_that_takes_long_to_read(
     monkeypatch: pytest.MonkeyPatch, output: bytes

@@ -109,6 +109,7 @@ def test_which_of_two_different_values_is_the_ground_truth_does_not_matter(first
     assert check_answer(first, first.replace("^", " ^ ")).verdict == "ok"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("ground_truth", "answer"),
     [
@@ -143,6 +144,7 @@ def test_a_root_of_a_square_is_not_its_base(ground_truth: str, answer: str) -> N
     assert check_answer(answer, ground_truth).verdict == "wrong"
 
 
+@pytest.mark.full
 def test_the_work_to_tell_large_expressions_apart_is_bounded() -> None:
     terms = [
         [factorial(10_000 + number, evaluate=False) for number in range(30)],

@@ -73,6 +73,7 @@ def test_without_a_closed_fence_there_is_no_program(response: str) -> None:
     assert last_program(response) is None
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "response",
     [

@@ -16,6 +16,7 @@ def lines(reward_type: str, *prompts: Prompt) -> list[str]:
     return list(first_prompt_lines(Config(model="model", reward_type=reward_type), prompts))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("reward_type", "expected"),
     [

@@ -69,6 +69,7 @@ def test_the_system_prompt_is_the_package_s_and_rows_need_their_metadata():
     assert columns_of("boxed").required == () and not needs_ground_truth(GENERATED)
 
 
+@pytest.mark.full
 def test_workers_score_and_end_a_verifier_that_does_not_return():
     heavy, game = row_of("spell_backward"), row_of("puzzle24")
     with RewardPool(RewardSpec(reward_type=GENERATED), num_workers=1, timeout_s=1.0) as pool:
@@ -89,6 +90,7 @@ def test_the_data_that_generators_load_fits_in_a_worker(name):
     assert score.verdict != "invalid"
 
 
+@pytest.mark.full
 def test_the_command_scores_rows_that_carry_their_metadata(monkeypatch, capsys, tmp_path):
     row = row_of("countdown")
     lines = [{**row, "response": f"<answer>{text}</answer>"} for text in (row["gt_answer"], "1")]

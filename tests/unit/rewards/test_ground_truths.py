@@ -32,6 +32,7 @@ def test_rows_that_cannot_be_read_are_counted_and_the_first_is_named() -> None:
     )
 
 
+@pytest.mark.full
 def test_of_several_tasks_the_rows_of_math_are_read() -> None:
     config = build_config({"reward_type": "code", "tasks": {"math": {"reward_type": "boxed"}}})
     of_math = [replace(prompt, task="math") for prompt in prompts("5", UNREADABLE)]
@@ -41,6 +42,7 @@ def test_of_several_tasks_the_rows_of_math_are_read() -> None:
     )
 
 
+@pytest.mark.full
 def test_of_many_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ground_truths, "MAX_TEXTS", 2)
     config = build_config({"reward_type": "think_answer_tags"})
@@ -49,6 +51,7 @@ def test_of_many_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "1 of 4 ground truths cannot be read by the math reward, 2 of 4 different texts were checked" in warning
 
 
+@pytest.mark.full
 def test_a_run_says_so_before_it_starts(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "rows.jsonl"
     rows = [{"messages": {"role": "user", "content": "?"}, "gt_answer": truth} for truth in ("5", UNREADABLE)]
@@ -58,6 +61,7 @@ def test_a_run_says_so_before_it_starts(model_dir: Path, tmp_path: Path, capsys:
     assert "warning: --dataset: 1 of 2 ground truths cannot be read by the math reward" in capsys.readouterr().err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("reward_type", ["boxed", "code"])
 def test_plain_numbers_and_other_rewards_need_no_process(reward_type: str) -> None:
     truth = "72.5" if reward_type == "boxed" else '{"inputs": [], "outputs": []}'

@@ -17,6 +17,7 @@ TEXTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_expression_is_the_one_that_math_verify_makes(text: str) -> None:
     config = (LatexExtractionConfig(boxed_match_priority=0),)
@@ -53,6 +54,7 @@ def test_of_a_chain_that_does_not_parse_the_last_side_counts_as_in_math_verify()
     assert read_latex(r"\boxed{ab( = cd( = 7}") == 7
 
 
+@pytest.mark.full
 def test_text_too_deep_for_the_parser_raises() -> None:
     with pytest.raises(RecursionError):
         read_latex(r"\boxed{" + "-" * 400 + "1}")

@@ -20,6 +20,7 @@ def test_an_integer_that_is_expected_may_have_more_digits_than_python_converts(o
         assert not tests.is_passed(tests.tests[0], output=b"", returned=other.encode())
 
 
+@pytest.mark.full
 def test_an_integer_as_long_as_can_be_is_told_apart_at_once() -> None:
     tests = parse_tests(json.dumps({"fn_name": "f", "inputs": [[1]], "outputs": [json.dumps([1.5] * 300_000)]}))
     started = time.process_time()

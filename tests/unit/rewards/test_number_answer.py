@@ -65,6 +65,7 @@ NOT_NUMBERS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("truth", "answer"), [(truth, answer) for truth, all_ in RESTATED.items() for answer in all_])
 def test_a_task_that_is_restated_is_wrong_unless_any_formula_may_answer(truth: str, answer: str) -> None:
     decision = check_answer(answer, truth, must_be_number=True)
@@ -90,6 +91,7 @@ def test_a_ground_truth_may_be_a_number_with_a_unit(truth: str) -> None:
     assert is_number(to_latex(truth) or "")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.full)])
 def test_the_verdicts_of_the_table_are_the_same_but_for_a_sum(every: int) -> None:
     masked = {(truth, answer) for _, truth, answer in RIGHT[::every] if _verdict(answer, truth) != "ok"}

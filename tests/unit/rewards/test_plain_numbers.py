@@ -62,6 +62,7 @@ def decide(answer: str, ground_truth: str) -> str | None:
     return None if is_equal is None else "ok" if is_equal else "wrong"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ground_truth", VALUES)
 def test_every_pair_of_the_list_has_the_verdict_of_math_verify(ground_truth: str) -> None:
     answers = VALUES[VALUES.index(ground_truth) :]  # each pair once; drawn pairs are compared in either order below
@@ -161,6 +162,7 @@ def assert_same_verdict(answer: str, ground_truth: str) -> None:
     assert check_answer(answer, ground_truth).verdict == expected
 
 
+@pytest.mark.full
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.one_of(st.tuples(numbers, numbers), neighbours()))
 def test_two_numbers_have_the_verdict_of_math_verify_in_either_order(pair: tuple[str, str]) -> None:
@@ -168,6 +170,7 @@ def test_two_numbers_have_the_verdict_of_math_verify_in_either_order(pair: tuple
     assert_same_verdict(*pair[::-1])
 
 
+@pytest.mark.full
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(lookalikes, numbers)
 def test_what_only_looks_like_a_number_has_the_verdict_of_math_verify(text: str, number: str) -> None:

@@ -118,6 +118,7 @@ def test_what_a_function_of_ones_own_lacks_is_refused(tmp_path: Path) -> None:
         get_reward(f"{tmp_path}/nothing.py:score")
 
 
+@pytest.mark.full
 def test_importing_rewards_loads_no_engine_no_sympy_and_no_client() -> None:
     code = (
         "import sys, rewards;"

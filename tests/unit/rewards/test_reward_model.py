@@ -87,6 +87,7 @@ def test_what_cannot_be_scored_has_a_problem_and_leaves_the_others_alone(model):
     assert refused.problem == "the chat template refuses it: TemplateError: unknown role"
 
 
+@pytest.mark.full
 def test_the_score_command_scores_with_it_alone_and_in_a_sum(directory, monkeypatch, capsys):
     line = {"response": r"\boxed{2}", "messages": [{"role": "user", "content": "1+1?"}]}
     expected = expected_of(directory, line["response"])

@@ -53,12 +53,14 @@ def test_a_row_on_which_the_reward_raises_stops_a_run_whose_step_it_fills_by_mor
     assert "train-7" in next(found.warnings())
 
 
+@pytest.mark.full
 def test_a_reward_that_raises_for_an_empty_response_alone_is_a_warning(tried):
     found, config = tried("raises_for_nothing")
     assert found.problem(config) is None
     assert len(found.partly) == 12 and "some of their responses" in next(found.warnings())
 
 
+@pytest.mark.full
 def test_a_row_that_takes_longer_than_its_limit_where_others_are_fast_hangs(tried):
     found, config = tried("hangs", reward_timeout_s=0.5)
     assert found.hung == ["train-7"]

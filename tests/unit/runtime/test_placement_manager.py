@@ -27,6 +27,7 @@ def got():
     return json.loads(result.stdout.splitlines()[-1])
 
 
+@pytest.mark.full
 def test_seats_are_numbered_within_their_node(got):
     assert got["slots"] == [[0, 3], [1, 3], [2, 3]]
     assert got["cpus"] == [2, 1, 1], "the producer has a process for each rank"

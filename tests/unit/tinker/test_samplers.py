@@ -81,6 +81,7 @@ async def staggered(samplers, asked):
     return await asyncio.gather(*(one(rng.random() * 0.1, each) for each in asked))
 
 
+@pytest.mark.full
 def test_a_request_has_the_same_bits_alone_and_among_others_at_any_time(samplers):
     asked = requests(24)
     alone = [bits(asyncio.run(samplers.sample(each))) for each in asked]

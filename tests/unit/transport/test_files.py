@@ -50,6 +50,7 @@ def test_the_files_are_safetensors_with_the_tensors_real_names(sender, directory
     assert all(torch.equal(seen[name], tensor) for name, tensor in weights())
 
 
+@pytest.mark.full
 def test_two_processes_that_have_no_gloo_send_and_receive_updates(spawn_peer, directory):
     sending = spawn_peer("send", "file", str(directory), "60", before=WITHOUT_GLOO)
     invitation, manifest = sending.stdout.readline().strip(), sending.stdout.readline().strip()

@@ -46,6 +46,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return dict(json.loads(ended.stdout))
 
 
+@pytest.mark.full
 def test_a_rank_joins_with_the_id_that_another_has_made(seen: dict[str, str]) -> None:
     assert sorted(bytes.fromhex(seen["unique_id"]))[-1] == 255, "bytes above 127 too"
     assert seen["joined"] == "NcclCommunicator"

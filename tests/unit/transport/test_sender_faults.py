@@ -75,6 +75,7 @@ def second_sender(sender, spawn_peer):
     return peer, receivers
 
 
+@pytest.mark.sampled(2)
 def test_a_sender_that_died_ends_the_transfer_for_everyone_at_once(sender, second_sender):
     peer, receivers = second_sender
     peer.kill()
@@ -88,6 +89,7 @@ def test_a_sender_that_died_ends_the_transfer_for_everyone_at_once(sender, secon
     assert "rank 1 died" in message
 
 
+@pytest.mark.sampled(2)
 def test_a_sender_that_dies_when_it_is_its_turn_does_too(sender, second_sender):
     peer, receivers = second_sender
     peer.send_signal(signal.SIGSTOP)
@@ -101,6 +103,7 @@ def test_a_sender_that_dies_when_it_is_its_turn_does_too(sender, second_sender):
     assert "rank 1 died" in message
 
 
+@pytest.mark.sampled(2)
 def test_a_sender_that_stalls_ends_the_transfer_for_everyone_at_the_deadline(sender, second_sender):
     peer, receivers = second_sender
     peer.send_signal(signal.SIGSTOP)
@@ -112,6 +115,7 @@ def test_a_sender_that_stalls_ends_the_transfer_for_everyone_at_the_deadline(sen
     assert "rank 0 gave up: " in message
 
 
+@pytest.mark.sampled(2)
 def test_a_sender_that_hangs_over_its_tensors_is_named_by_rank_and_tensor(sender):
     receivers = Receivers(sender.open([1], num_senders=2), [1])
     others = OtherSenders(sender.sender_invitations)
@@ -142,6 +146,7 @@ def test_a_sender_that_never_joins_is_named_on_every_other_member(sender):
     assert all("rank 0 gave up: rank 0 of 4, joining: waiting for rank 1" in m for m in failures([receiving, sending]))
 
 
+@pytest.mark.sampled(2)
 def test_cancelling_on_rank_0_ends_the_transfer_for_everyone(sender, second_sender):
     peer, receivers = second_sender
     peer.send_signal(signal.SIGSTOP)
@@ -152,6 +157,7 @@ def test_cancelling_on_rank_0_ends_the_transfer_for_everyone(sender, second_send
     assert "cancelled" in failures([receiving])[0]
 
 
+@pytest.mark.sampled(2)
 def test_an_engine_that_dies_ends_the_transfer_for_the_sender_whose_turn_it_is(sender, spawn_peer):
     (invitation,) = sender.open([1], num_senders=2)
     others = OtherSenders(sender.sender_invitations)
@@ -174,6 +180,7 @@ def test_an_engine_that_dies_ends_the_transfer_for_the_sender_whose_turn_it_is(s
         assert "rank 0 gave up: " in failures([sending])[0]
 
 
+@pytest.mark.sampled(2)
 def test_after_a_failure_a_new_group_works(sender, second_sender):
     peer, _ = second_sender
     peer.kill()

@@ -44,6 +44,7 @@ def open_group(sender: WeightSender, num_senders: int, sizes: Sequence[int] = (1
     return OtherSenders(sender.sender_invitations), receivers
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("sizes", [(4, 2), (1, 3, 2), (2, 0, 4)])
 def test_every_engine_gets_all_stages_and_every_member_the_digest_of_the_whole_stream(sender, sizes, backend):
     others, receivers = open_group(sender, len(sizes), (1, 2))
@@ -131,6 +132,7 @@ def not_finite(share: Named) -> Named:
     return [*share[:-1], (share[-1][0], share[-1][1] / 0)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

@@ -57,6 +57,7 @@ def test_a_receiver_that_dies_in_mid_transfer_does_too(sender, receiver):
     assert not isinstance(caught.value, TransferTimeoutError)
 
 
+@pytest.mark.sampled(3)
 def test_a_receiver_that_stalls_ends_the_senders_transfer_at_the_deadline(sender, receiver, backend):
     peer, manifest = receiver
     peer.send_signal(signal.SIGSTOP)
@@ -71,6 +72,7 @@ def test_a_receiver_that_stalls_ends_the_senders_transfer_at_the_deadline(sender
     assert not sender.is_open
 
 
+@pytest.mark.sampled(3)
 def test_a_transfer_can_be_cancelled_from_another_thread(sender, receiver):
     peer, manifest = receiver
     peer.send_signal(signal.SIGSTOP)
@@ -92,6 +94,7 @@ def sending(spawn_peer, backend, directory):
     group.close("the test is over")
 
 
+@pytest.mark.sampled(3)
 def test_a_sender_that_died_ends_the_receivers_transfer_at_once(sending):
     peer, group, manifest = sending
     threading.Timer(0.3, peer.kill).start()
@@ -100,6 +103,7 @@ def test_a_sender_that_died_ends_the_receivers_transfer_at_once(sending):
     assert not isinstance(caught.value, TransferTimeoutError)
 
 
+@pytest.mark.sampled(3)
 def test_a_sender_that_stalls_ends_the_receivers_transfer_at_the_deadline(sending):
     peer, group, manifest = sending
     peer.send_signal(signal.SIGSTOP)
@@ -136,6 +140,7 @@ def test_waiting_for_members_can_be_cancelled(sender):
         sender.send(build_manifest(big_weights(), policy_version=1), big_weights(), timeout_s=60.0)
 
 
+@pytest.mark.sampled(3)
 def test_after_a_failure_a_new_group_works(sender, receiver):
     peer, manifest = receiver
     peer.kill()

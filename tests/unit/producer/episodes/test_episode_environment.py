@@ -236,6 +236,7 @@ def test_64_episodes_at_once_sample_what_64_one_after_another_do(play, lease_of)
         assert [t.logprobs.tolist() for t in one.trajectories] == [t.logprobs.tolist() for t in other.trajectories]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_async", [False, True])
 def test_tools_that_take_long_are_waited_for_at_the_same_time(play, lease_of, is_async):
     """64 episodes of 2 turns of 0.25 s: 0.5 s in all, and 32 s one after another."""

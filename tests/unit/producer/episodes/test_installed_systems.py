@@ -48,6 +48,7 @@ def test_an_executor_without_a_method_of_its_own_is_played_by_steps(play_file, a
     assert (done.scores[0].reward, done.scores[0].filter_score) == (3.0, 0.75)
 
 
+@pytest.mark.sampled(2)
 def test_the_installed_environment_of_rl4llm_checks_what_it_is_given_and_makes_the_reward(play_file, agents):
     done = play_file(agents / "rl4llm_files" / "two_rewards.py", lambda context: "4")
     assert done.scores[0].reward == pytest.approx(0.85)

@@ -67,6 +67,7 @@ def running():
     return {each.pid for each in psutil.Process().children(recursive=True) if not has_ended(each)}
 
 
+@pytest.mark.full
 def test_each_episode_has_its_own_global_state_and_none_is_left(play, host, tmp_path):
     before, where = running(), os.getcwd()
     (done,) = play(None, host=host, group_size=3)
@@ -107,6 +108,7 @@ def test_an_episode_whose_process_fails_is_invalid_alone_and_what_it_started_end
     assert running() <= before
 
 
+@pytest.mark.full
 def test_a_server_that_has_closed_its_socket_is_replaced_before_it_can_be_waited_for(play, host, monkeypatch):
     (done,) = play(None, host=host)
     assert done.error is None
@@ -117,6 +119,7 @@ def test_a_server_that_has_closed_its_socket_is_replaced_before_it_can_be_waited
     assert done.error is None
 
 
+@pytest.mark.full
 def test_a_file_that_fails_on_import_is_named_as_the_cause(play, tmp_path):
     (tmp_path / "bad.py").write_text("import no_such_module\n")
     host = ProcessHost(f"{tmp_path}/bad.py:World", {}, timeout_s=5.0)

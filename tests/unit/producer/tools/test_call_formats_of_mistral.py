@@ -20,6 +20,7 @@ CALLS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "file",
     ["mistral_instruct_tokenizer_240323.model.v3", "mistral_instruct_tokenizer_241114.model.v7", "tekken_240911.json"],

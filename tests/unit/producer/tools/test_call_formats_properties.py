@@ -94,6 +94,7 @@ def call(name: str, arguments: dict[str, Any], number: int = 0) -> dict[str, Any
     return {"id": f"call{number:05}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("template", [*NAMES, "mistral"])
 def test_what_a_template_renders_for_a_call_is_read_back(template: str, render, tokenizer) -> None:
     source = MISTRAL if template == "mistral" else (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
@@ -134,6 +135,7 @@ def test_pythonic_calls_are_read_back() -> None:
     holds()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", FORMATS)
 def test_no_text_raises_and_what_is_no_call_is_in_the_content(name: str) -> None:
     @settings(max_examples=150, deadline=None)
@@ -146,6 +148,7 @@ def test_no_text_raises_and_what_is_no_call_is_in_the_content(name: str) -> None
     holds()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(
     "text",

@@ -6,10 +6,11 @@ import signal
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import AuthenticationError
 
@@ -20,6 +21,8 @@ from coati_rl.processes.ray_environment import SESSION, actor_environment, check
 
 logger = logging.getLogger(__name__)
 
+_IS_LATE = "timed out during startup"  # Ray's node.py, after 30 s that no setting changes
+_END_S = 10.0  # for killed processes to end
 _OBJECT_STORE_BYTES = 512 * 2**20  # groups and batches are small; Ray would take a third of the memory
 
 
@@ -48,28 +51,44 @@ def ray_cluster(config: TrainingConfig, *, num_cpus: int, num_gpus: int, scratch
 
 
 def _start(session: Path, *, num_cpus: int, num_gpus: int) -> None:
-    """Start Ray here. Raises: RunError."""
-    try:
-        with blocked_in_children():
-            ray.init(
-                address="local",
-                num_cpus=num_cpus,  # logical: actors pin themselves to real cores
-                num_gpus=num_gpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                namespace=_new_namespace(),
-                object_store_memory=_OBJECT_STORE_BYTES,
-                logging_level=logging.CRITICAL,
-                _temp_dir=str(session),
-                _node_ip_address="127.0.0.1",
-                # Idle workers, which actors with variables of their own never become.
-                _system_config={"prestart_worker_first_driver": False},
-            )
-    except Exception as error:  # a plain Exception if one of its processes is late, as on a busy machine
-        raise RunError(
-            f"Ray did not start on this machine: {' '.join(str(error).split())}; try again when the machine is less "
-            "busy, or give --ray_dir and read Ray's logs there"
-        ) from error
+    """Start Ray here, twice if it was late the first time: it gives its processes 30 s. Raises: RunError."""
+    for is_last in (False, True):
+        try:
+            with blocked_in_children():
+                ray.init(
+                    address="local",
+                    num_cpus=num_cpus,  # logical: actors pin themselves to real cores
+                    num_gpus=num_gpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    namespace=_new_namespace(),
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    logging_level=logging.CRITICAL,
+                    _temp_dir=str(session),
+                    _node_ip_address="127.0.0.1",
+                    # Idle workers, which actors with variables of their own never become.
+                    _system_config={"prestart_worker_first_driver": False},
+                )
+            return
+        except Exception as error:  # a plain Exception if one of its processes is late, as on a busy machine
+            _end_processes(session)
+            if is_last or _IS_LATE not in str(error):
+                raise RunError(
+                    f"Ray did not start on this machine: {' '.join(str(error).split())}; try again when the machine is "
+                    "less busy, or give --ray_dir and read Ray's logs there"
+                ) from error
+            logger.warning("Ray was not ready within the 30 s that it gives itself; it is started once more")
+
+
+def _end_processes(session: Path) -> None:
+    """Kill what a Ray that did not start has left; it knows of it no more itself."""
+    left = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if any(str(session) in argument for argument in process.cmdline()):
+                process.kill()
+                left.append(process)
+    psutil.wait_procs(left, timeout=_END_S)
 
 
 def _session_path(config: TrainingConfig, scratch: Path) -> Path:

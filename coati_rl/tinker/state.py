@@ -44,6 +44,7 @@ class Request:
     args: Mapping[str, Any]
     body: bytes = b""
     reply: Reply | None = None
+    is_forgotten: bool = False  # its answer was retrieved some time ago; what is left holds its place in line
 
     @property
     def changes_model(self) -> bool:
@@ -154,7 +155,8 @@ class State:
         if model is not None:  # else it ended meanwhile
             request = Request(body=body, **fields)
             model.requests[request.seq] = request
-            self.futures[request.id] = model.owner, request
+            if not request.is_forgotten:
+                self.futures[request.id] = model.owner, request
 
     def _reply(self, body: bytes, *, model: str, seq: int, is_proto: bool, is_error: bool, **effects: Any) -> None:
         found = self.models.get(model)
@@ -167,8 +169,10 @@ class State:
         for name, changed in effects.items():  # saved_seq, saved_in, rank, flags
             setattr(found, name, changed)
         if "saved_seq" in effects:
-            for each in found.requests.values():
-                each.body = b"" if each.seq <= found.saved_seq else each.body
+            for each in [each for each in found.requests.values() if each.seq <= found.saved_seq]:
+                each.body = b""
+                if each.is_forgotten:
+                    del found.requests[each.seq]
 
     def _sampler(self, _: bytes, **fields: Any) -> None:
         before = self.samplers.get(fields["id"])
@@ -184,14 +188,18 @@ class State:
     def may_forget(self, name: str) -> bool:
         """Return True of an answered future whose request no restart would compute again."""
         _, asked = self.futures.get(name, ("", None))
-        return not isinstance(asked, Request) or asked.seq <= self.models[asked.model].saved_seq
+        if not isinstance(asked, Request) or asked.seq <= self.models[asked.model].saved_seq:
+            return True
+        return asked.reply is not None and not asked.changes_model
 
     def _forget(self, _: bytes, *, id: str) -> None:
         asked = self.futures.pop(id, ("", None))[1]
         if isinstance(asked, Sample):
             self.samplers[asked.sampler].samples.pop(asked.seq, None)
+        elif isinstance(asked, Request) and asked.seq <= (model := self.models[asked.model]).saved_seq:
+            model.requests.pop(asked.seq, None)
         elif isinstance(asked, Request):
-            self.models[asked.model].requests.pop(asked.seq, None)
+            asked.is_forgotten, asked.reply = True, Reply(body=b"")
 
 
 def reply_record(request: Request, reply: Reply, **effects: Any) -> Record:

@@ -88,7 +88,7 @@ class Training:
     ) -> str:
         """Take a request to be computed in its turn. Returns: the id of its future, when it is in the journal."""
         line, request = self._lines[model.id], model.requests.get(seq)
-        if request is not None:
+        if request is not None and not request.is_forgotten:
             if (known := self._futures.get(request.id)) is not None:
                 await known.accepted.wait()
             return request.id
@@ -235,10 +235,11 @@ class Training:
             if model.saved_in is not None:
                 self._submit_job(model, _SMALL_COST, partial(_restored, model, line), work=partial(self._load, model))
             for seq, request in sorted(model.requests.items()):
-                future = self._futures.add(request.id, model.owner, is_limited=False)
-                future.accepted.set()
-                if request.reply is not None:
-                    self._futures.finish(request.id, request.reply)
+                if not request.is_forgotten:
+                    future = self._futures.add(request.id, model.owner, is_limited=False)
+                    future.accepted.set()
+                    if request.reply is not None:
+                        self._futures.finish(request.id, request.reply)
                 if seq > model.saved_seq:
                     line.early[seq] = request, await _read_loss(request)
             self._advance_restored(model, line)

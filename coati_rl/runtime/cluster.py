@@ -71,7 +71,7 @@ def _start(session: Path, *, num_cpus: int, num_gpus: int) -> None:
                 )
             return
         except Exception as error:  # a plain Exception if one of its processes is late, as on a busy machine
-            _end_processes(session)
+            _end_what_is_left(session)
             if is_last or _IS_LATE not in str(error):
                 raise RunError(
                     f"Ray did not start on this machine: {' '.join(str(error).split())}; try again when the machine is "
@@ -80,7 +80,7 @@ def _start(session: Path, *, num_cpus: int, num_gpus: int) -> None:
             logger.warning("Ray was not ready within the 30 s that it gives itself; it is started once more")
 
 
-def _end_processes(session: Path) -> None:
+def _end_what_is_left(session: Path) -> None:
     """Kill what a Ray that did not start has left; it knows of it no more itself."""
     left = []
     for process in psutil.Process().children(recursive=True):

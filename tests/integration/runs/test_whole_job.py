@@ -67,6 +67,8 @@ def test_a_coordinator_that_is_killed_is_replaced(run):
     (coordinator,) = run.processes("ray::CoordinatorActor")
     coordinator.kill()
     run.wait_for_text("the coordinator was lost; another goes on")
+    (other,) = run.processes("ray::CoordinatorActor")
+    assert other.pid != coordinator.pid
 
 
 def test_untied_embeddings_survive_every_sync_to_a_tensor_parallel_engine_at_any_temperature(records):

@@ -9,7 +9,8 @@ from coati_rl.config.training import TrainingConfig
 from coati_rl.runtime.address import own_address
 from coati_rl.types import Device
 from consumer.offloaded_parts import OffloadedParts
-from consumer.parallel.process_group import StoreLocation, init_process_group, open_listener, private_store_location
+from consumer.parallel.process_group import init_process_group, open_listener, private_store_location
+from consumer.parallel.store_location import StoreLocation
 from consumer.weight_sync.rank_sender import RankSender
 
 TIMEOUT_S = 600.0  # of a collective

@@ -5,6 +5,7 @@ Whatever is wrong ends in one ConfigError that names field, value and remedy.
 """
 
 import argparse
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,6 +67,7 @@ class _Help(argparse.Action):
         parser.exit()
 
 
+@functools.cache
 def build_parser(group: str | None = None, job: type[JobConfig] = Config) -> argparse.ArgumentParser:
     """All flags of a job's config in groups, one for each section; or one group. Plus --config and --dry-run."""
     parser = _Parser(

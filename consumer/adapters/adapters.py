@@ -130,7 +130,7 @@ class Adapters:
     def _adapted_weight(self, linear: Any) -> Tensor:
         """Return a layer's weight with its adapter, while adapters are on; its gradient is that of both factors."""
         if not self.is_on:
-            return linear.weight  # type: ignore[no-any-return]
+            return linear.weight
         return self.merged(linear.weight, linear.lora_A.weight, linear.lora_B.weight, linear.weight.dtype)
 
     @contextmanager

@@ -36,7 +36,7 @@ def whole_weight(linear: Any) -> Tensor:
 
 
 def _forward(linear: nn.Linear, inputs: Tensor) -> Tensor:
-    return _QuantizedProduct.apply(inputs, linear)  # type: ignore[no-any-return, no-untyped-call]
+    return _QuantizedProduct.apply(inputs, linear)
 
 
 class _QuantizedProduct(torch.autograd.Function):

@@ -40,7 +40,7 @@ def context_attention(
     Returns: [R, l, H, D].
     """
     settings = Settings(sliding_window, scaling, part.longest_path)
-    attended: Tensor = _GatheredAttention.apply(query, key, value, part, settings)  # type: ignore[no-untyped-call]
+    attended: Tensor = _GatheredAttention.apply(query, key, value, part, settings)
     return attended
 
 

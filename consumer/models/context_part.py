@@ -100,7 +100,7 @@ class ContextPart:
         They are 0 where the loss mask is False. All ranks go on alike, so that the gradient of this rank's values is
         that of its own result.
         """
-        gathered: Tensor = _GatheredValues.apply(mine, self)  # type: ignore[no-untyped-call]
+        gathered: Tensor = _GatheredValues.apply(mine, self)
         return gathered
 
     def add_sums(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:

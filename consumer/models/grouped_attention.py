@@ -68,7 +68,7 @@ def grouped_attention(
 
 def _moved(rows: Tensor, order: Tensor | None, inverse: Tensor | None) -> Tensor:
     """Return rows [L, ...] in another order; `inverse` leads back."""
-    return rows if order is None else _Moved.apply(rows, order, inverse)  # type: ignore[no-any-return, no-untyped-call]
+    return rows if order is None else _Moved.apply(rows, order, inverse)
 
 
 class _Moved(torch.autograd.Function):

@@ -250,7 +250,7 @@ def _routed(
     if routing.balance is not None:
         loss = _observed(routing, routing.balance, number, logits, selected, of_routes)
         if loss.requires_grad:
-            weights = _WithLoss.apply(weights, routing.balance.coeff * loss)  # type: ignore[no-untyped-call]
+            weights = _WithLoss.apply(weights, routing.balance.coeff * loss)
     return logits, weights, selected
 
 

@@ -77,7 +77,7 @@ def exchange(rows: Tensor, leaving: Sequence[int], coming: Sequence[int], group:
         group: the ranks.
     Returns: [sum(coming), H], whose gradient goes the other way.
     """
-    return _Exchange.apply(rows, leaving, coming, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _Exchange.apply(rows, leaving, coming, group)
 
 
 class _Exchange(torch.autograd.Function):

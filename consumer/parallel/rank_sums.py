@@ -15,12 +15,12 @@ from torch import Tensor
 
 def sum_forward(values: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the sum over the group's ranks; its gradient is the same on all of them. Any shape."""
-    return _SumForward.apply(values, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _SumForward.apply(values, group)
 
 
 def sum_backward(values: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the values, whose gradient is the sum over the group's ranks. Any shape."""
-    return _SumBackward.apply(values, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _SumBackward.apply(values, group)
 
 
 class _SumForward(torch.autograd.Function):

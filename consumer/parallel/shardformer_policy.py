@@ -119,7 +119,7 @@ def _converted(target: type, dtype: torch.dtype) -> type:
     A copy in the files' dtype would leave a gap in the heap when it is converted: the C library keeps it.
     """
 
-    class Converted(target):  # type: ignore[misc, valid-type]
+    class Converted(target):
         @staticmethod
         def from_native_module(module: nn.Module, **options: Any) -> nn.Module:
             made: nn.Module = target.from_native_module(module, **options)  # type: ignore[attr-defined]

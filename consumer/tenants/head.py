@@ -58,7 +58,7 @@ class TenantHead:
         loss = torch.zeros((), device=rows.device)
         if gradient is None:
             return loss, {}
-        stored = StoredGradients.apply(rows, weight, None, loss, (gradient, None, None))  # type: ignore[no-untyped-call]
+        stored = StoredGradients.apply(rows, weight, None, loss, (gradient, None, None))
         return stored, {}
 
 

@@ -122,7 +122,7 @@ class _Layer:
 
 def _forward(module: Any, inputs: Tensor) -> Tensor:
     layer: _Layer = module.tenant_layer
-    return _Linear.apply(inputs, module.weight, module.bias, layer, layer.owner.groups)  # type: ignore[no-any-return, no-untyped-call]
+    return _Linear.apply(inputs, module.weight, module.bias, layer, layer.owner.groups)
 
 
 class _Linear(torch.autograd.Function):

@@ -46,7 +46,8 @@ from coati_rl.ops.cpu_products import product
 from consumer.backend import make_backend
 from consumer.backend_config import BackendConfig, trained
 from consumer.models.policy_model import DTYPES
-from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
+from consumer.parallel.process_group import destroy_process_group, init_process_group
+from consumer.parallel.store_location import StoreLocation
 
 OURS, PLAIN = "ours", "plain transformers"
 Step = Callable[[], tuple[float, float]]  # takes an optimizer step; the mean loss, the norm before clipping

@@ -30,7 +30,8 @@ from consumer.backend import make_backend
 from consumer.backend_config import BackendConfig, trained
 from consumer.environment import memory_environment
 from consumer.models.policy_model import Precision
-from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
+from consumer.parallel.process_group import destroy_process_group, init_process_group
+from consumer.parallel.store_location import StoreLocation
 
 TIMEOUT_S = 600.0
 PAUSE_S = 0.02  # between two samples

@@ -31,7 +31,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from random_model import save_random_model
-from shared_prefix import LOSS, RATE, make_samples
+from shared_prefix import RATE, make_samples
+from training_loops import LOSS
 
 from coati_rl.algorithms.gae import TokenReturns
 from coati_rl.algorithms.value_loss import ValueLoss
@@ -58,7 +59,8 @@ from consumer.objectives.objective import Objective
 from consumer.objectives.policy_gradient import PolicyGradient
 from consumer.optim.learning_rate import LearningRate
 from consumer.parallel.layout_rules import check_layout
-from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
+from consumer.parallel.process_group import destroy_process_group, init_process_group
+from consumer.parallel.store_location import StoreLocation
 from consumer.train_step import TrainStep
 
 TIMEOUT_S = 300.0

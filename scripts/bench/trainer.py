@@ -45,7 +45,8 @@ from coati_rl.samples import Sample
 from consumer.backend import make_backend
 from consumer.backend_config import BackendConfig, trained
 from consumer.models import packed_attention
-from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
+from consumer.parallel.process_group import destroy_process_group, init_process_group
+from consumer.parallel.store_location import StoreLocation
 
 MU, SIGMA, LONGEST = 4.2, 0.8, 512  # lengths of prompt and response together
 PROMPT_SHARE = 0.25

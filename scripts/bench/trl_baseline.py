@@ -29,12 +29,12 @@ import bench_rewards
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]  # not in the project's environment
+from trl import GRPOConfig, GRPOTrainer
 
 LEARNING_RATE = 1e-9  # trains without changing the model, so that lengths stay constant
 
 
-class Clock(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+class Clock(TrainerCallback):
     """Record the wall-clock and CPU seconds of each step; call `pause` between the steps, which does not count."""
 
     def __init__(self, pause: Callable[[int], None]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-from trl import (  # type: ignore[import-not-found]  # not in the project's environment
+from trl import (
     DPOConfig,
     DPOTrainer,
     GRPOConfig,

@@ -24,7 +24,7 @@ from coati_rl.observability.phases import PHASES
 from coati_rl.transport.group import Group
 from coati_rl.transport.manifest import TensorEntry, WeightManifest
 from consumer.actor import TrainerActor
-from consumer.parallel.process_group import StoreLocation
+from consumer.parallel.store_location import StoreLocation
 from producer.actor import ProducerActor
 from producer.engines.engine_thread import ThreadedEngine
 

@@ -255,6 +255,7 @@ if then == "wait":
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("state", ["starting", "busy"])
 def test_a_parent_killed_with_sigkill_leaves_no_process(own: Own, state: str) -> None:
     command = [sys.executable, "-c", PARENT, own.score.reward_type, state, "wait"]

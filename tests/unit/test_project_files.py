@@ -65,7 +65,7 @@ def test_the_hooks_of_ruff_have_the_version_of_the_environment() -> None:
         assert hooks()[name]["additional_dependencies"] == [pinned[0]]
 
 
-MYPY, RULES, COLLECTION = {"mypy --strict", "mypy coati"}, "test_repository.py", "--collect-only"
+MYPY, RULES, COLLECTION = {"mypy"}, "test_repository.py", "--collect-only"
 CHECKS = {"ruff check", "ruff format", "importlinter", *MYPY, RULES, COLLECTION}
 
 

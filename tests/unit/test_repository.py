@@ -4,6 +4,7 @@ import ast
 import functools
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,6 +71,15 @@ class ClassFacts(NamedTuple):
     methods: list[tuple[str, bool]]  # name, and whether it has a docstring
 
 
+def blocks(node: ast.AST) -> Iterator[ast.AST]:
+    """What has statements in it, the node itself first: `ast.walk` looks at expressions too, in four times the time."""
+    yield node
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for each in getattr(node, name, ()):
+            if isinstance(each, (ast.stmt, ast.excepthandler, ast.match_case)) and not isinstance(each, ast.Expr):
+                yield from blocks(each)
+
+
 @functools.cache
 def parsed() -> tuple[list[ClassFacts], list[tuple[str, str]]]:
     """Classes, and docstrings by path, of all Python files."""
@@ -77,7 +87,7 @@ def parsed() -> tuple[list[ClassFacts], list[tuple[str, str]]]:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     for path in (path for path in SOURCES if path.endswith(".py")):
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
+        for node in blocks(tree):
             if not isinstance(node, (ast.Module, ast.ClassDef, *functions)):
                 continue
             docstrings.append((path, ast.get_docstring(node) or ""))

@@ -88,12 +88,8 @@ EXPERT_TRIALS = [
 ]
 TRIALS = [*DENSE_TRIALS, *EXPERT_TRIALS]
 FAST = [each for each in DENSE_TRIALS if each.layout == "dp1" and each.loss != "cross-entropy"]
-FAST += [
-    each
-    for each in DENSE_TRIALS
-    if (each.layout, each.loss) in {("tp2", "clip"), ("pp2", "clip"), ("fsdp2_dp2", "dpo"), ("zero1_dp2", "clip")}
-    or (each.layout, each.loss) == ("dp2", "cross-entropy")
-]
+OF_LAYOUTS = {("tp2", "clip"), ("pp2", "cross-entropy"), ("fsdp2_dp2", "dpo"), ("zero1_dp2", "clip")}
+FAST += [each for each in DENSE_TRIALS if (each.layout, each.loss) in OF_LAYOUTS]
 FAST += EXPERT_TRIALS[:1]
 
 

@@ -28,11 +28,11 @@ TOLERANCE = 1e-5
 FAST = {
     "dp1": (*REPLAYS, *SELECTIONS),
     "dp2": ("grpo", "reinforce_pp", "old_policy", "skip", "updates", "selected"),
-    "tp2": ("gspo", "skip"),
-    "pp2": ("gspo", "old_policy", "selected"),
+    "tp2": ("gspo",),
+    "pp2": ("old_policy", "selected"),
     "tp2_pp2": (),
     "pp2_dp2": (),
-    "fsdp2_dp2": ("old_policy", "selected"),
+    "fsdp2_dp2": ("selected",),
 }
 
 Metrics = dict[tuple[str, str], list[dict[str, Any]]]  # layout and replay to those of each step

@@ -7,6 +7,7 @@ Neighbouring ranks come from different servers, so that the order of their sets 
 python -m tests.integration.consumer.trainer_server CONNECTION_FD | JOB_FILE
 """
 
+import gc
 import importlib
 import os
 import pickle
@@ -26,7 +27,8 @@ from bench.weight_sync import nccl_environment
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from coati_rl.types import Device
-from consumer.parallel.process_group import StoreLocation, destroy_process_group, init_process_group
+from consumer.parallel.process_group import destroy_process_group, init_process_group
+from consumer.parallel.store_location import StoreLocation
 from tests.gpu.devices import IS_EMULATED
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -178,6 +180,8 @@ def main() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     get_checkpoint_conversion_mapping("qwen3")  # made when a process first loads a model
+    gc.collect()
+    gc.freeze()  # so that a trainer collects what is its own in milliseconds
     with suppress(EOFError):
         while True:
             job, ranks = connection.recv()

@@ -19,13 +19,15 @@ EOS = 0
 PROMPTS = [tuple(range(40 + i, 60 + i)) for i in range(12)]
 LONG_PROMPT = tuple(2 + (7 * place) % 300 for place in range(150))  # more than one block of vLLM's prefix cache
 
+NUM_SAMPLES = 2  # of each prompt
+
 
 def submit_many(harness: Harness) -> dict[str, tuple[int, ...]]:
     """More samples than are decoded at a time, so that some are running and some are waiting for a while."""
     prompts = {f"request {i}": prompt for i, prompt in enumerate([LONG_PROMPT, *PROMPTS])}
     for i, (name, prompt) in enumerate(prompts.items()):
         harness.engine.submit(
-            request(name, prompt, num_samples=4, max_new_tokens=100, temperature=0.8, seed=1000 + 10 * i)
+            request(name, prompt, num_samples=NUM_SAMPLES, max_new_tokens=100, temperature=0.8, seed=1000 + 10 * i)
         )
     return prompts
 
@@ -54,7 +56,7 @@ def test_every_token_is_of_the_weights_that_its_version_names(harness):
     assert versions == [first + 1, first + 2, first + 3]
     completions = collect(harness, prompts)
     samples = [(prompts[name], sample) for name, group in completions.items() for sample in group]
-    assert len(samples) == 4 * len(prompts)
+    assert len(samples) == NUM_SAMPLES * len(prompts)
     for prompt, sample in samples:
         ids, by_token = sample.token_ids.tolist(), sample.policy_versions.tolist()
         assert by_token == sorted(by_token)

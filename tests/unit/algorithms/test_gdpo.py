@@ -49,7 +49,7 @@ def test_any_group_is_the_papers_formula(rewards, weights):
     np.testing.assert_allclose(found, oracle.gdpo(rewards, weights), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.full
 @pytest.mark.peer
 @pytest.mark.filterwarnings("ignore:TRL currently supports vLLM")
 @pytest.mark.parametrize("seed", range(3))

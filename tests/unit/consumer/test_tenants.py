@@ -135,7 +135,7 @@ SPECS = [
 ]
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 12))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 12))])
 def test_a_model_has_equal_bits_alone_and_among_seven_others_of_which_one_sends_nans(
     seed: int, rank: TenantRank
 ) -> None:

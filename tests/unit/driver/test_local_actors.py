@@ -87,6 +87,7 @@ def test_trainers_work_report_and_return(run_of, tmp_path):
     assert actors.heartbeats.trainers_problem(["trainer-0", "trainer-1"]) is None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("way", "kind", "message"),
     [

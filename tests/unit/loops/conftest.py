@@ -144,7 +144,7 @@ def backend_of(monkeypatch, tmp_path):
 
     import consumer.actor
     from coati_rl.processes.actor_process import ActorContext
-    from consumer.parallel.process_group import StoreLocation
+    from consumer.parallel.store_location import StoreLocation
 
     def make(config, backend=None):
         seen = []

@@ -29,8 +29,8 @@ from coati_rl.types import Lease, Problem, RolloutGroup, Score
 from coati_rl.work import Wait, Work
 from consumer.backend import Backend
 from consumer.parallel.layout_rules import check_layout
-from consumer.parallel.process_group import StoreLocation
 from consumer.parallel.single_process import SingleProcess
+from consumer.parallel.store_location import StoreLocation
 from consumer.proofs.model import try_model
 from producer.engines import create_engine
 from producer.made_environment import check_environment

@@ -17,8 +17,8 @@ from coati_rl.processes.actor_process import ActorContext
 from coati_rl.processes.run_dir import make_run_dir
 from consumer.backend import Backend
 from consumer.parallel.layout_rules import check_layout
-from consumer.parallel.process_group import StoreLocation
 from consumer.parallel.single_process import SingleProcess
+from consumer.parallel.store_location import StoreLocation
 from consumer.proofs.model import try_model
 
 

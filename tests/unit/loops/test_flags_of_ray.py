@@ -18,7 +18,7 @@ from coati_rl.errors import ConfigError, RunError
 from coati_rl.preflight import prepare_offline
 from coati_rl.processes.actor_process import ActorContext
 from coati_rl.runtime import address, cluster
-from consumer.parallel.process_group import StoreLocation
+from consumer.parallel.store_location import StoreLocation
 
 
 def test_ray_dir__is_where_ray_puts_its_sockets_and_logs_below_a_directory_that_nobody_else_enters(

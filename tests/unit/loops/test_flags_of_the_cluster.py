@@ -28,7 +28,7 @@ from coati_rl.processes.interrupts import ending_signals
 from coati_rl.processes.run_dir import make_run_dir
 from coati_rl.runtime import actor_group, address, cluster
 from coati_rl.transport.wire import WeightSender
-from consumer.parallel.process_group import StoreLocation
+from consumer.parallel.store_location import StoreLocation
 from consumer.weight_sync.publisher import WeightPublisher
 from producer.actor import ProducerActor
 

@@ -35,6 +35,7 @@ def greedy_answers(trace):
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("group_size", [1, 2])
 def test_advantages_of_single_turns_are_rewards_less_the_greedy_answers(run_in_threads, write_prompts, group_size):
     sizes = {"num_generations": group_size, "train_microbatch_size": 2}

@@ -72,6 +72,7 @@ def test_each_sample_is_a_request_with_the_seed_that_it_has_in_its_group(trace):
     assert requests == seeds
 
 
+@pytest.mark.full
 def test_a_producer_that_is_killed_with_cut_responses_loses_and_doubles_nothing(run_partial):
     trace = run_partial(dies_at_request=21)
     assert len(trace.engines) == 2

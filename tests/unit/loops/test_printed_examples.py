@@ -104,7 +104,7 @@ def test_every_example_is_a_configuration(places, sampled):
 FIRST_OF_A_PAGE = {(example.page, example.job): example for example in reversed(EXAMPLES)}.values()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "example",
     [pytest.param(each, marks=() if each in FIRST_OF_A_PAGE else pytest.mark.full) for each in EXAMPLES],

@@ -16,7 +16,7 @@ RUNS = {
 }
 
 
-@pytest.fixture(scope="module", params=RUNS)
+@pytest.fixture(scope="module", params=["GRPO", pytest.param("DAPO", marks=pytest.mark.full)])
 def trace(request, run_in_threads, parity_file):
     settings = {
         "save_interval": 1,

@@ -50,6 +50,7 @@ def test_every_stage_of_every_step_agrees_with_what_the_run_wrote(run_dir):
         assert {stage.name: stage.verdict for stage in stages} == dict.fromkeys(STAGES, "agrees")
 
 
+@pytest.mark.full
 def test_steps_without_a_checkpoint_before_them_are_trained_again(run_dir, tmp_path):
     left = copy_of(run_dir, tmp_path / "run")
     for step in (1, 2, 3):

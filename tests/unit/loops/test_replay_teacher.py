@@ -44,6 +44,7 @@ def test_a_step_of_rollouts_with_a_teachers_whole_distribution_agrees_in_every_s
         assert set(verdicts(replay, step).values()) == {"agrees"}
 
 
+@pytest.mark.full
 def test_another_teacher_than_the_runs_is_named(run_dir, own_teacher, tmp_path):
     path = own_teacher / "model.safetensors"
     before = path.read_bytes()

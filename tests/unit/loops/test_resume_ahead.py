@@ -56,7 +56,7 @@ def records_after(trace, step):
     return [{k: v for k, v in record.items() if k not in DIFFERS} for record in trace.steps if record["step"] > step]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_a_run_resumed_from_any_of_its_checkpoints_is_the_uninterrupted_one(whole, run_in_threads):
     whole, fields = whole
     saves = [work for work in whole.work if isinstance(work, SaveWork)]

@@ -54,7 +54,7 @@ def more(write_prompts):
     return lambda case: {"eval_dataset": {"held": write_prompts("held", 3)}} if case == "evaluated" else {}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_in_turns_has_the_weights_rollouts_and_metrics_of_one_on_separate_devices(run_in_threads, more, case):
     changes = {"n_behind": 0, **CASES[case], **more(case)}

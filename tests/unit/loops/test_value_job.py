@@ -42,6 +42,7 @@ def test_it_begins_at_0_explains_the_returns_and_writes_a_classifier_of_transfor
     assert not report["missing_keys"] and not report["unexpected_keys"]
 
 
+@pytest.mark.full
 def test_a_run_takes_it_as_its_critic_which_explains_the_first_step(run_in_threads, trained) -> None:
     ppo = {"algo": "PPO", "kl_coeff": 0.0, "gae_lambda": 1.0, "max_steps": 1, "value_clip": None}
     fresh, begun = (run_in_threads(ppo | {"critic_model": each}).steps[0] for each in (None, str(checkpoint(trained))))

@@ -66,6 +66,7 @@ def test_70b_on_sharded_trainers_and_engines_of_4_ranks_fits_75_gib_of_a_gpu_and
     assert "the memory of the run's GPUs is unknown" in warnings
 
 
+@pytest.mark.full
 def test_a_sender_of_70b_holds_two_pinned_buffers_in_host_memory(planned):
     prepared, _, _ = planned
     machine = Machine(device="cuda", host_bytes=2**40)

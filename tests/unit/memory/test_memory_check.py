@@ -53,6 +53,7 @@ def dry_run(large_model, rows, tmp_path, capsys, monkeypatch):
     return run
 
 
+@pytest.mark.full
 def test_a_plan_says_the_memory_of_trainers_engines_and_the_host(dry_run):
     code, out, _ = dry_run("-tmbs 4", available_mib=64 * 1024)
     assert code == 0

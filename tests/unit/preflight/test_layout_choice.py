@@ -56,6 +56,7 @@ PRODUCT = [(*case, "") for case in CASES] + [(*CASES[0], flags) for flags in GIV
 PRODUCT += [pytest.param(*case, flags, marks=pytest.mark.full) for case in CASES[1:] for flags in GIVEN]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("model", "num_gpus", "flags"), PRODUCT)
 def test_what_is_chosen_is_accepted_by_the_check_that_refuses_and_nothing_given_changes(model, num_gpus, flags):
     before, given = run_of(flags, num_gpus)

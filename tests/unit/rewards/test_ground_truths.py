@@ -21,6 +21,7 @@ def prompts(*truths: str) -> list[Prompt]:
     return [Prompt(uid=f"train-{row}", token_ids=(1,), ground_truth=truth) for row, truth in enumerate(truths)]
 
 
+@pytest.mark.full
 def test_rows_that_cannot_be_read_are_counted_and_the_first_is_named() -> None:
     config = build_config({"reward_type": "boxed"})
     rows = prompts("5", UNREADABLE, r"\sqrt{2}", "1/0", UNREADABLE, r"\frac{", "Monday", r"\cos t")

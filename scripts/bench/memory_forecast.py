@@ -237,13 +237,11 @@ def measure(layout: str, model: Path, arguments: argparse.Namespace) -> dict[str
     ranks = range(LAYOUTS[layout][0])
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        rendezvous = StoreLocation(address="127.0.0.1", file=directory / "store")
-        common = (layout, rendezvous, model, directory, arguments)
+        common = (layout, StoreLocation(address="127.0.0.1", file=directory / "store"), model, directory, arguments)
         processes = [context.Process(target=run_rank, args=(rank, *common), daemon=True) for rank in ranks]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
+        for act in (context.Process.start, context.Process.join):
+            for process in processes:
+                act(process)
         if any(process.exitcode for process in processes):
             sys.exit(f"{layout}: a process failed")
         reports = [json.loads((directory / f"{layout}-{rank}.json").read_text(encoding="utf-8")) for rank in ranks]

@@ -71,7 +71,6 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tup
     return run
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -113,14 +113,18 @@ def test_a_thread_that_has_no_core_at_the_end_of_its_limit_is_not_late(sandbox: 
     source = "import time\ntime.sleep(1.1)\nwhile time.process_time() < 0.2: pass"
     run(sandbox, "")  # it has started
     others = set(own_processes())
-    with ThreadPoolExecutor() as threads:
-        ended = threads.submit(run, sandbox, source, limits=Limits(cpu_s=0.3))
-        while not (started := set(own_processes()) - others):
-            time.sleep(0.001)
-        (program,) = started
-        with another_first_on_the_core_of(program):
-            time.sleep(3)
-    assert end_of(ended.result()) == "exit 0"
+
+    def kept_from_its_core() -> Outcome:
+        with ThreadPoolExecutor() as threads:
+            ended = threads.submit(run, sandbox, source, limits=Limits(cpu_s=0.3))
+            while not (started := set(own_processes()) - others):
+                time.sleep(0.001)
+            (program,) = started
+            with another_first_on_the_core_of(program):
+                time.sleep(3)
+        return ended.result()
+
+    assert end_of(once_decided(kept_from_its_core, lambda outcome: outcome.end == "starved")) == "exit 0"
 
 
 def test_a_limit_on_the_clock_says_nothing_of_the_program(sandbox: Sandbox) -> None:

@@ -191,8 +191,7 @@ def test_with_other_settings_everything_is_sampled_again(ahead_of_checkpoint, ru
     assert {group.temperature for group in trace.groups} == {0.5} and len(trace.groups) == 8
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("temperature", [0.5, 1.0])
+@pytest.mark.parametrize("temperature", [0.5, pytest.param(1.0, marks=pytest.mark.full)])
 def test_rollouts_of_a_resumption_with_other_settings_are_those_of_no_later_one(
     ahead_of_checkpoint, run_in_threads, prompts, temperature
 ):

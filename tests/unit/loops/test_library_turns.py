@@ -143,8 +143,7 @@ def test_calls_that_need_what_is_parked_are_refused(model_dir, tmp_path):
         trainer.cpu()  # and closes while it is offloaded
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.full)])
 def test_an_engine_of_a_trainer_reads_its_weights_where_they_are(model_dir, tmp_path, precision):
     flags = {**GRPO, "precision": precision}
     with coati.Trainer(model_dir, "grpo", **flags) as trainer, make_engine(trainer) as engine:

@@ -5,6 +5,7 @@ Runs in a process of its own. Its argument is a directory for Ray's sockets.
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import psutil
 from coati_rl.config import Config
 from coati_rl.errors import CoatiError
 from coati_rl.processes.ray_environment import prepare_ray_environment
+
+KNOWN_S = 60.0  # until Ray's view of a node has what is reserved
 
 
 def config_of(**sizes: Any) -> Config:
@@ -51,6 +54,9 @@ def main(scratch: Path) -> None:
         mine = reservations.PlacementManager(config, "cpu")
         first = mine.acquire()
         mine.release(first)
+        deadline = time.monotonic() + KNOWN_S
+        while reservations.cluster_nodes()[0][0].cpus and time.monotonic() < deadline:  # Ray hears of it later
+            time.sleep(0.05)
         result = {
             "slots": [(reservation.slot, reservation.num_slots) for reservation in (first, *mine.trainers)],
             "cpus": [reservation.need.cpus for reservation in (first, *mine.trainers)],

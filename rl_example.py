@@ -22,6 +22,7 @@ from coati_rl.preflight.prepared import unchecked
 from coati_rl.processes.actor_classes import ActorClasses
 from coati_rl.processes.child_call import call_in_child
 from coati_rl.processes.exit_messages import print_lines
+from coati_rl.processes.imports import uncollected
 from coati_rl.processes.run_dir import RunPaths, probe_outputs
 from coati_rl.processes.subreaper import run_under_subreaper
 
@@ -91,16 +92,17 @@ def prepare_run(config: Config, *, is_dry_run: bool) -> "tuple[Prepared, tuple[s
 
 def _prepare(config: Config, *, is_dry_run: bool) -> "tuple[Prepared, Callable[[], GroupScorer], tuple[str, ...]]":
     """Return the run's inputs, what makes its scorers, and warnings. Raises: ConfigError."""
-    from coati_rl.preflight.prepare import RunPreparation
-    from coati_rl.preflight.prompts import RewardFacts
-    from consumer.parallel.layout_rules import check_layout
-    from consumer.proofs.model import try_model
-    from producer.engines.decoding_trial import check_decoding
-    from producer.engines.vllm_arguments import check_engine_args, check_quantization
-    from producer.made_environment import check_environment
-    from rewards.ground_truths import ground_truth_warnings
-    from rewards.registry import columns_of, default_system_prompt, needs_ground_truth
-    from rewards.scorer import scorer_factory
+    with uncollected():
+        from coati_rl.preflight.prepare import RunPreparation
+        from coati_rl.preflight.prompts import RewardFacts
+        from consumer.parallel.layout_rules import check_layout
+        from consumer.proofs.model import try_model
+        from producer.engines.decoding_trial import check_decoding
+        from producer.engines.vllm_arguments import check_engine_args, check_quantization
+        from producer.made_environment import check_environment
+        from rewards.ground_truths import ground_truth_warnings
+        from rewards.registry import columns_of, default_system_prompt, needs_ground_truth
+        from rewards.scorer import scorer_factory
 
     make_scorer = scorer_factory(config)
     check_engine_args(config.sampling.engine_arg)

@@ -18,6 +18,7 @@ from coati_rl.driver.command import exit_code_of, plan_or_launch
 from coati_rl.errors import CoatiError
 from coati_rl.processes.actor_classes import ActorClasses
 from coati_rl.processes.exit_messages import print_lines
+from coati_rl.processes.imports import uncollected
 from coati_rl.processes.run_dir import probe_outputs
 from coati_rl.processes.subreaper import run_under_subreaper
 from coati_rl.processes.torchrun_trainers import TorchrunTrainers, with_torchrun
@@ -92,9 +93,10 @@ def _run(config: OfflineConfig, early: Sequence[Spawned], *, is_dry_run: bool, s
 
 def prepare_job(config: OfflineConfig, *, is_dry_run: bool) -> "tuple[PreparedDataset, tuple[str, ...]]":
     """Return the job's inputs, and warnings. Raises: ConfigError."""
-    from coati_rl.preflight.prepare_offline import DatasetPreparation
-    from consumer.parallel.layout_rules import check_layout
-    from consumer.proofs.model import try_model
+    with uncollected():
+        from coati_rl.preflight.prepare_offline import DatasetPreparation
+        from consumer.parallel.layout_rules import check_layout
+        from consumer.proofs.model import try_model
 
     preparation = DatasetPreparation(check_layout=check_layout, try_model=try_model, is_dry_run=is_dry_run)
     prepared = preparation.prepare(config)

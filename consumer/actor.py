@@ -20,6 +20,7 @@ from coati_rl.errors import EngineError
 from coati_rl.observability.timeline import Timeline
 from coati_rl.processes.actor_process import ActorContext, enter_actor
 from coati_rl.processes.heartbeats import Heartbeat
+from coati_rl.processes.imports import uncollected
 from coati_rl.processes.run_dir import checkpoint_bytes
 from coati_rl.protocols import TrainerCoordinator
 from coati_rl.runtime.address import own_address
@@ -82,10 +83,11 @@ class TrainerActor:
     def start(self, rendezvous: StoreLocation) -> float:
         """Join the other trainers and load the model. Returns: the time it took, in seconds."""
         begin, config = time.perf_counter(), self._config
-        from consumer.backend import make_backend
-        from consumer.jobs.job import backend_config
-        from consumer.jobs.jobs import models_of
-        from consumer.parallel.process_group import init_process_group
+        with uncollected():
+            from consumer.backend import make_backend
+            from consumer.jobs.job import backend_config
+            from consumer.jobs.jobs import models_of
+            from consumer.parallel.process_group import init_process_group
 
         # In a weight sync the ranks that hold a sender's other shards wait in a gather until the producers received;
         # at a checkpoint those that have written their files wait for the others.

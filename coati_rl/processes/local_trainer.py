@@ -17,6 +17,7 @@ from coati_rl.errors import CoatiError, RunError
 from coati_rl.processes.calls import Caller
 from coati_rl.processes.ending import end_with_parent
 from coati_rl.processes.heartbeats import INTERVAL_S, own_heartbeat
+from coati_rl.processes.imports import uncollected
 from coati_rl.processes.interrupts import ending_signals
 
 
@@ -26,8 +27,9 @@ def main() -> None:
     end_with_parent(parent)
     for number in ending_signals():
         signal.signal(number, signal.SIG_IGN)  # the driver's to handle
-    for module in sys.argv[3:]:
-        import_module(module)
+    with uncollected():
+        for module in sys.argv[3:]:
+            import_module(module)
     if not (invitation := sys.stdin.readline()):
         return  # the job does not begin
     registry = Caller(invitation, "registry")

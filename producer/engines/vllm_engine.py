@@ -13,6 +13,7 @@ import numpy as np
 
 from coati_rl.errors import EngineError, TransferError, TransferTimeoutError
 from coati_rl.probe import ProbeAnswer
+from coati_rl.processes.imports import uncollected
 from coati_rl.processes.shared_memory import unlink_mapped
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
@@ -65,11 +66,11 @@ class _VllmCore:
     def load(self) -> None:
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
             raise EngineError(
-                "the engine's process lacks its environment variables; start it with those of "
-                "producer.engines.engine_environment()"
+                "the process lacks its environment variables; start it with those of engine_environment()"
             )
-        from vllm import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
+        with uncollected():
+            from vllm import EngineArgs
+            from vllm.v1.engine.llm_engine import LLMEngine
 
         directory = find_checkpoint(self._engine_args["model"])
         self._expected = expect_update(directory, self._engine_args["dtype"], self._adapter.spec)

@@ -26,6 +26,7 @@ import torch
 from bench.weight_sync import nccl_environment
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
+from coati_rl.processes.imports import uncollected
 from coati_rl.types import Device
 from consumer.parallel.process_group import destroy_process_group, init_process_group
 from consumer.parallel.store_location import StoreLocation
@@ -177,11 +178,11 @@ def main() -> None:
     if not sys.argv[1].isdecimal():
         _train(*pickle.loads(Path(sys.argv[1]).read_bytes()))
     connection = Connection(int(sys.argv[1]))
-    for name in IMPORTED:
-        importlib.import_module(name)
-    get_checkpoint_conversion_mapping("qwen3")  # made when a process first loads a model
-    gc.collect()
-    gc.freeze()  # so that a trainer collects what is its own in milliseconds
+    with uncollected():
+        for name in IMPORTED:
+            importlib.import_module(name)
+        get_checkpoint_conversion_mapping("qwen3")  # made when a process first loads a model
+    gc.freeze()  # so that trainers collect what is their own in milliseconds
     with suppress(EOFError):
         while True:
             job, ranks = connection.recv()

@@ -69,6 +69,7 @@ def assert_wrong(judge: Judge, forgery: Forgery, ground_truth: str) -> None:
     assert (right.verdict, right.reward) == ("ok", 1.0), right
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "forgery",
     [*OF_PROGRAMS, *OF_PROGRAMS_THAT_END_BADLY],
@@ -79,6 +80,7 @@ def test_a_program_that_does_not_know_the_answer_is_wrong(forgery: Forgery, judg
     assert_wrong(judge, forgery, json.dumps({"inputs": ["question\n"], "outputs": [answer]}))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("forgery", OF_FUNCTIONS, ids=lambda forgery: forgery.name)
 def test_a_function_that_does_not_know_the_answer_is_wrong(forgery: Forgery, judge: Judge) -> None:
     answer = secrets.token_hex(16)

@@ -65,9 +65,7 @@ class _VllmCore:
 
     def load(self) -> None:
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
-            raise EngineError(
-                "the process lacks its environment variables; start it with those of engine_environment()"
-            )
+            raise EngineError("this process lacks its environment variables: start it with engine_environment()")
         with uncollected():
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine

@@ -20,6 +20,7 @@ from coati_rl.observability.timeline import Timeline
 from coati_rl.probe import ProbeAnswer
 from coati_rl.processes.actor_process import ActorContext, enter_actor
 from coati_rl.processes.heartbeats import Heartbeat
+from coati_rl.processes.imports import uncollected
 from coati_rl.protocols import GenerationEngine, GroupScorer, ProducerCoordinator
 from coati_rl.runtime.address import own_address
 from coati_rl.runtime.ray_heartbeats import actor_heartbeat
@@ -65,8 +66,12 @@ class ProducerActor:
     def start(self) -> float:
         """Load the engine with the initial weights. Returns: the time it took, in seconds."""
         begin, config = time.perf_counter(), self._config
-        from producer.made_environment import make_environment
-        from producer.run_engine import load_engine
+        with uncollected():
+            from producer.made_environment import make_environment
+            from producer.run_engine import load_engine
+
+            if config.sampling.backend == "vllm" and not self._context.server:
+                import vllm.v1.engine.llm_engine  # noqa: F401
 
         self._engine = load_engine(config, self._context)
         self._environment = make_environment(config, log_dir=self._context.log_dir)

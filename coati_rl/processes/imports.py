@@ -14,8 +14,9 @@ from contextlib import contextmanager
 def uncollected() -> Iterator[None]:
     """Keep the collector off in the body, which imports, and for good off all that the process has by its end.
 
-    Where objects are kept from it already, those of the body are not: a process that does this again and again, as that
-    of tests, would keep its garbage.
+    For the start of a process of a run or of a command, not for the process of a user of the library: what is collected
+    by nothing else, such as a trainer, would stay. Where objects are kept from it already, those of the body are not: a
+    process that does this again and again, as that of tests, would keep its garbage.
     """
     was_enabled, is_first = gc.isenabled(), gc.get_freeze_count() == 0
     gc.disable()

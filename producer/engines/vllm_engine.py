@@ -13,7 +13,6 @@ import numpy as np
 
 from coati_rl.errors import EngineError, TransferError, TransferTimeoutError
 from coati_rl.probe import ProbeAnswer
-from coati_rl.processes.imports import uncollected
 from coati_rl.processes.shared_memory import unlink_mapped
 from coati_rl.transport.manifest import WeightManifest
 from coati_rl.transport.rendezvous import Rendezvous
@@ -66,9 +65,8 @@ class _VllmCore:
     def load(self) -> None:
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
             raise EngineError("this process lacks its environment variables: start it with engine_environment()")
-        with uncollected():
-            from vllm import EngineArgs
-            from vllm.v1.engine.llm_engine import LLMEngine
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
 
         directory = find_checkpoint(self._engine_args["model"])
         self._expected = expect_update(directory, self._engine_args["dtype"], self._adapter.spec)

@@ -1,8 +1,8 @@
 """Import large libraries in two thirds of the time: without the garbage collector, then and later.
 
-What they make stays, a million objects, and the collector looks at all of them again each time their number has grown
-by a fourth, and at the interpreter's end. In CPU seconds of a process that imports and ends (Zen 3, medians of three):
-vLLM and its worker 10.3 in place of 15.7, a trainer's modules 6.8 in place of 9.3; 14.6 and 8.7 if they are not frozen.
+What they make stays, and the collector looks at all of it again each time the number of objects has grown by a fourth,
+and at the interpreter's end. In CPU seconds of a process that imports and ends (Zen 3, medians of three): vLLM and its
+worker 10.2 in place of 15.8, a trainer's modules 6.7 in place of 9.5; 14.7 and 8.7 if they are not frozen.
 """
 
 import gc

@@ -88,8 +88,8 @@ EXPERT_TRIALS = [
 ]
 TRIALS = [*DENSE_TRIALS, *EXPERT_TRIALS]
 FAST = [each for each in DENSE_TRIALS if each.layout == "dp1" and each.loss != "cross-entropy"]
-OF_LAYOUTS = {("tp2", "clip"), ("pp2", "cross-entropy"), ("fsdp2_dp2", "dpo"), ("zero1_dp2", "clip")}
-FAST += [each for each in DENSE_TRIALS if (each.layout, each.loss) in OF_LAYOUTS]
+FAST_BEYOND_ONE = {("tp2", "clip"), ("pp2", "cross-entropy"), ("fsdp2_dp2", "dpo"), ("zero1_dp2", "clip")}
+FAST += [each for each in DENSE_TRIALS if (each.layout, each.loss) in FAST_BEYOND_ONE]
 FAST += EXPERT_TRIALS[:1]
 
 

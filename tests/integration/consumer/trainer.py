@@ -17,8 +17,8 @@ from tests.integration.consumer.trainer_server import TIMEOUT_S
 def make_trainer(model_dir: Path, *, timeout_s: float = TIMEOUT_S, **settings: object) -> Backend:
     """On the CPU, with the tests' clipping norm.
 
-    Those that the process had before are collected first: until then each group of theirs keeps three threads of gloo,
-    one of which wakes 100 times a second; a trainer of the gradient matrix came to 99 of them.
+    Those that the process had before are collected first: until then each group of theirs keeps three threads of gloo;
+    a trainer of the gradient matrix came to 99 of them.
     """
     gc.collect()
     optimizer = OptimizerConfig(max_grad_norm=settings.pop("max_grad_norm", MAX_GRAD_NORM), weight_decay=WEIGHT_DECAY)

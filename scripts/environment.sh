@@ -76,22 +76,23 @@ wanted_stamp() {
     cat "$REPOSITORY"/requirements/*.txt "$REPOSITORY/setup.py" "${BASH_SOURCE[0]}" | sha256sum
 }
 
-# Print a setting of pip (indexes, certificates) from its configuration or variables, which uv does not read: several values on one line,
-# which pip shows with \n between them if its file has one a line.
+# Print a setting of pip (indexes, certificates) from its configuration or variables, which uv does not read; $2: all, as pip lists them.
+# Several values on one line, which pip shows with \n between them if its file has one a line.
 pip_setting() {
-    "$PYTHON" -m pip config list 2>/dev/null | awk -F= -v name="$1" -v quote="'" '
+    awk -F= -v name="$1" -v quote="'" '
         { key = $1; sub(/.*\./, "", key); value = substr($0, length($1) + 2); gsub(quote, "", value); gsub(/\\n/, " ", value); sub(/^ +/, "", value) }
         key == name { if ($1 ~ /^:env:/) from_variable = value; else from_file = value }
-        END { print from_variable ? from_variable : from_file }'
+        END { print from_variable ? from_variable : from_file }' <<<"$2"
 }
 
 prepare_uv() {
+    local name of_pip
+    of_pip="$("$PYTHON" -m pip config list 2>/dev/null)" || true
     export UV_PYTHON="$PYTHON" UV_NO_CONFIG=1 UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}" # as pip: the best version of all indexes
     export UV_CACHE_DIR="$CACHE/uv" # on the environment's file system, so that files are linked and not copied; removed at the end
-    export UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-$(pip_setting index-url)}" UV_INDEX="${UV_INDEX:-$(pip_setting extra-index-url)}"
-    export UV_FIND_LINKS="${UV_FIND_LINKS:-$(pip_setting find-links | tr -s ' ' ,)}"
-    export SSL_CERT_FILE="${SSL_CERT_FILE:-$(pip_setting cert)}"
-    local name
+    export UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-$(pip_setting index-url "$of_pip")}" UV_INDEX="${UV_INDEX:-$(pip_setting extra-index-url "$of_pip")}"
+    export UV_FIND_LINKS="${UV_FIND_LINKS:-$(pip_setting find-links "$of_pip" | tr -s ' ' ,)}"
+    export SSL_CERT_FILE="${SSL_CERT_FILE:-$(pip_setting cert "$of_pip")}"
     for name in UV_DEFAULT_INDEX UV_INDEX UV_FIND_LINKS SSL_CERT_FILE; do
         [[ -n "${!name}" ]] || unset "$name"
     done
@@ -187,12 +188,13 @@ make_environment() {
         "$base" -m venv --clear "${site[@]}" "$VENV"
     fi
     printf '%s %s\n' "$DEVICE" "$REPOSITORY" >"$STAMP" # completed at the end, so that the next call repairs an interrupted installation
-    "$PYTHON" -m pip --no-cache-dir --disable-pip-version-check install --quiet --require-hashes -r "$REPOSITORY/requirements/build.txt"
+    "$PYTHON" -m pip --no-cache-dir --disable-pip-version-check install --quiet --no-compile --require-hashes -r "$REPOSITORY/requirements/build.txt"
     prepare_uv
     "install_$DEVICE"
-    rm -rf "$UV_CACHE_DIR"
     say "compiling the modules that a run imports"
+    rm -rf "$UV_CACHE_DIR" & # beside it
     compile_imports
+    wait
     wanted_stamp >"$STAMP"
 }
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from tests.integration.engines.engine_process import hosted_engine
-from tests.integration.engines.harness import MAX_MODEL_LEN, Harness
+from tests.integration.engines.harness import MAX_MODEL_LEN, MAX_NUM_SEQS, Harness
 from tests.integration.engines.sglang_server import sglang_server
 from tests.integration.engines.vllm_server import vllm_server
 
@@ -100,7 +100,7 @@ def harness(
 ) -> Iterator[Harness]:
     """One engine of each kind and model, for all tests that leave it without a request; of whatever version then."""
     backend, model = request.param
-    settings = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 16, "policy_version": -1}
+    settings = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS, "policy_version": -1}
     with ExitStack() as stack:
         if backend in ("server", "sglang"):
             folder = tmp_path_factory.mktemp("server")

@@ -15,6 +15,7 @@ import pytest
 from bench.weight_sync import nccl_environment
 
 from coati_rl.processes.actor_process import device_environment
+from coati_rl.processes.imports import uncollected
 from coati_rl.types import GenerationRequest, GenerationResult, TokenChunk
 
 METHODS = (
@@ -147,6 +148,12 @@ class EngineManager(BaseManager):
 EngineManager.register("HostedEngine", HostedEngine, exposed=(*METHODS, *OWN))
 
 
+def _import_vllm() -> None:
+    """As a producer does."""
+    with uncollected():
+        import vllm.v1.engine.llm_engine  # noqa: F401
+
+
 @contextmanager
 def hosted_engine(backend: str, **settings: Any) -> Iterator[Any]:
     """A loaded engine, or a proxy of it."""
@@ -166,7 +173,7 @@ def hosted_engine(backend: str, **settings: Any) -> Iterator[Any]:
             patch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(width))))
             for name, value in (nccl_environment(1) | device_environment(device, "fp32")).items():
                 patch.setenv(name, value)
-        manager.start()
+        manager.start(_import_vllm)
     try:
         engine = manager.HostedEngine(backend, settings)
         yield engine

@@ -16,6 +16,7 @@ from coati_rl.types import Completion, GenerationRequest, GenerationResult, Samp
 
 TIMEOUT_S = 60.0
 MAX_MODEL_LEN = 256
+MAX_NUM_SEQS = 8
 
 
 class Harness:

@@ -12,23 +12,20 @@ import pytest
 
 from coati_rl.errors import EngineError
 from coati_rl.types import Completion
-from tests.integration.engines.harness import MAX_MODEL_LEN, TIMEOUT_S, Harness, request
+from tests.integration.engines.harness import MAX_MODEL_LEN, MAX_NUM_SEQS, TIMEOUT_S, Harness, request
 
 pytestmark = pytest.mark.usefixtures("model_harness")  # the fake engine has no weights
 EOS = 0
 PROMPTS = [tuple(range(40 + i, 60 + i)) for i in range(12)]
 LONG_PROMPT = tuple(2 + (7 * place) % 300 for place in range(150))  # more than one block of vLLM's prefix cache
-
-NUM_SAMPLES = 2  # of each prompt
+NUM_TOKENS = 60
 
 
 def submit_many(harness: Harness) -> dict[str, tuple[int, ...]]:
     """More samples than are decoded at a time, so that some are running and some are waiting for a while."""
     prompts = {f"request {i}": prompt for i, prompt in enumerate([LONG_PROMPT, *PROMPTS])}
     for i, (name, prompt) in enumerate(prompts.items()):
-        harness.engine.submit(
-            request(name, prompt, num_samples=NUM_SAMPLES, max_new_tokens=100, temperature=0.8, seed=1000 + 10 * i)
-        )
+        harness.engine.submit(request(name, prompt, max_new_tokens=NUM_TOKENS, temperature=0.8, seed=1000 + 10 * i))
     return prompts
 
 
@@ -56,13 +53,13 @@ def test_every_token_is_of_the_weights_that_its_version_names(harness):
     assert versions == [first + 1, first + 2, first + 3]
     completions = collect(harness, prompts)
     samples = [(prompts[name], sample) for name, group in completions.items() for sample in group]
-    assert len(samples) == NUM_SAMPLES * len(prompts)
+    assert len(samples) == len(prompts) > MAX_NUM_SEQS
     for prompt, sample in samples:
         ids, by_token = sample.token_ids.tolist(), sample.policy_versions.tolist()
         assert by_token == sorted(by_token)
         assert set(by_token) <= {first, *versions}
         assert sample.finish_reason == ("stop" if ids[-1] == EOS else "length")
-        assert ids[-1] == EOS or len(ids) == min(100, MAX_MODEL_LEN - len(prompt))
+        assert ids[-1] == EOS or len(ids) == min(NUM_TOKENS, MAX_MODEL_LEN - len(prompt))
         assert max(harness.logprob_gap_by_version(prompt, sample, temperature=0.8).values()) < 1e-4
     assert sum(len(set(sample.policy_versions.tolist())) > 1 for _, sample in samples) >= 4
     (after,) = harness.complete(LONG_PROMPT, seed=1)  # what its prefix cache holds is of the last version
@@ -88,7 +85,7 @@ def test_a_commit_waits_until_no_request_runs_and_a_stream_of_requests_does_not_
     version = harness.stage_checkpoint(1 - harness.serving)
     names = [f"running {i}" for i in range(4)]
     for i, name in enumerate(names):
-        harness.engine.submit(request(name, range(5 + i, 200), max_new_tokens=60, num_samples=16))
+        harness.engine.submit(request(name, range(5 + i, 200), max_new_tokens=40, num_samples=4))
     with ThreadPoolExecutor(max_workers=1) as pool:
         committed = pool.submit(harness.commit, version, 1 - harness.serving)
         while not committed.done():
@@ -111,7 +108,7 @@ def test_a_commit_waits_until_no_request_runs_and_a_stream_of_requests_does_not_
 def test_a_commit_that_waits_too_long_is_withdrawn_and_may_be_made_again(harness):
     version = harness.stage_checkpoint(1 - harness.serving)
     for i in range(4):
-        harness.engine.submit(request(f"running {i}", range(5 + i, 200), max_new_tokens=60, num_samples=16))
+        harness.engine.submit(request(f"running {i}", range(5 + i, 200), max_new_tokens=40, num_samples=4))
     with pytest.raises(EngineError, match=r"[1-4] requests were still running"):
         harness.engine.commit_weights(version, in_flight=False, timeout_s=0.0)
     for samples in collect(harness, [f"running {i}" for i in range(4)]).values():
@@ -142,7 +139,7 @@ def test_a_probe_does_not_wait_for_samples_that_are_queued(stepwise_harness, com
     if commits:  # running samples begin anew, ahead of those that wait
         stepwise_harness.sync(1 - stepwise_harness.serving, in_flight=True)
     assert stepwise_harness.probe_gap(PROMPTS[0]) < 1e-4
-    assert stepwise_harness.engine.num_sequences() > 16  # more than run at a time
+    assert stepwise_harness.engine.num_sequences() > MAX_NUM_SEQS  # more than run at a time
     collect(stepwise_harness, prompts)
     assert stepwise_harness.probe_gap(PROMPTS[0]) < 1e-4
 

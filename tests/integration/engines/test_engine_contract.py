@@ -60,7 +60,7 @@ def test_a_response_ends_with_eos_or_at_the_limit_and_says_which(harness):
     samples = [
         sample
         for i in range(4)
-        for sample in harness.complete(range(10 + i, 20 + i), num_samples=16, max_new_tokens=60, seed=1000 * i)
+        for sample in harness.complete(range(10 + i, 20 + i), num_samples=8, max_new_tokens=60, seed=1000 * i)
     ]
     for sample in samples:
         ids = sample.token_ids.tolist()
@@ -80,8 +80,8 @@ def test_the_context_length_ends_a_response_too(harness):
 
 @pytest.mark.usefixtures("seeds_and_cuts")
 def test_a_stop_string_ends_the_text_and_its_tokens_are_kept(harness):
-    free = harness.complete(PROMPT, num_samples=16, max_new_tokens=60, seed=40)
-    stopped = harness.complete(PROMPT, num_samples=16, max_new_tokens=60, seed=40, stop=("d", "zzz"))
+    free = harness.complete(PROMPT, num_samples=8, max_new_tokens=60, seed=40)
+    stopped = harness.complete(PROMPT, num_samples=8, max_new_tokens=60, seed=40, stop=("d", "zzz"))
     assert any("d" in sample.text for sample in free)
     for before, after in zip(free, stopped, strict=True):
         assert after.token_ids.tolist() == before.token_ids.tolist()[: len(after.token_ids)]
@@ -185,7 +185,7 @@ def test_a_bad_request_is_a_result_with_an_error_and_the_engine_goes_on(harness,
 
 
 def test_unfinished_requests_need_different_ids(harness):
-    harness.engine.submit(request("twin", PROMPT, max_new_tokens=200, num_samples=16))
+    harness.engine.submit(request("twin", PROMPT, max_new_tokens=100, num_samples=2))
     with pytest.raises(EngineError, match="twin"):
         harness.engine.submit(request("twin", PROMPT))
     assert harness.engine.result("twin", TIMEOUT_S).request_id == "twin"
@@ -232,7 +232,7 @@ def test_staging_leaves_the_old_weights_serving_until_the_commit(harness):
 
 def test_an_update_is_received_while_requests_run(harness):
     for i in range(4):
-        harness.engine.submit(request(f"meanwhile {i}", range(5 + i, 100), max_new_tokens=150, num_samples=8))
+        harness.engine.submit(request(f"meanwhile {i}", range(5 + i, 100), max_new_tokens=100, num_samples=2))
     version = harness.stage_checkpoint(1 - harness.serving)
     assert all(harness.engine.result(f"meanwhile {i}", TIMEOUT_S).error is None for i in range(4))
     harness.commit(version, 1 - harness.serving)

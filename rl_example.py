@@ -18,6 +18,7 @@ from coati_rl.config.installed import with_installed
 from coati_rl.config.launchers import with_launcher
 from coati_rl.config.rules import check
 from coati_rl.driver.command import exit_code_of, plan_or_launch
+from coati_rl.preflight.data_files import expect_files
 from coati_rl.preflight.prepared import unchecked
 from coati_rl.processes.actor_classes import ActorClasses
 from coati_rl.processes.child_call import call_in_child
@@ -40,6 +41,7 @@ def main(argv: Sequence[str], scratch: Path) -> int:
         config = with_launcher(with_installed(config, say), say)
         check(config)
         probe_outputs(config)
+        expect_files(config)
         _run(config, is_dry_run, scratch)
 
     return exit_code_of(body, scratch)

@@ -19,6 +19,7 @@ from coati_rl.config.cli import parse_job
 from coati_rl.config.generate import GenerateConfig
 from coati_rl.config.generate_rules import check_generate
 from coati_rl.config.installed import with_installed
+from coati_rl.preflight.data_files import expect_files
 from coati_rl.processes.exit_codes import exit_code_of
 from coati_rl.processes.exit_messages import print_lines
 from coati_rl.processes.slow_phase import slow_phase
@@ -43,6 +44,7 @@ def main(argv: Sequence[str], scratch: Path) -> int:
         config, is_dry_run = parse_job(argv, GenerateConfig)
         config = with_installed(config, _say)
         check_generate(config)
+        expect_files(config)
         _run(config, is_dry_run=is_dry_run)
 
     return exit_code_of(body, prog=_PROG, goes_on="; the same command goes on")

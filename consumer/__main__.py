@@ -16,6 +16,7 @@ from coati_rl.config.offline import OfflineConfig
 from coati_rl.config.offline_rules import check_offline
 from coati_rl.driver.command import exit_code_of, plan_or_launch
 from coati_rl.errors import CoatiError
+from coati_rl.preflight.data_files import expect_files
 from coati_rl.processes.actor_classes import ActorClasses
 from coati_rl.processes.exit_messages import print_lines
 from coati_rl.processes.imports import uncollected
@@ -63,6 +64,7 @@ def _main(job: type[OfflineConfig], arguments: Sequence[str], scratch: Path) -> 
         config = with_installed(config, functools.partial(print_lines, prog=job.prog()))
         check_offline(config)
         probe_outputs(config)
+        expect_files(config)
         if is_dry_run:
             _run(config, (), is_dry_run=True, scratch=scratch)
             return

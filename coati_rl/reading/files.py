@@ -26,6 +26,16 @@ _HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))??(?::([^:\[]+(?:\[[^\]]*\])?
 _STATE_OF_SAVED = ("dataset_info.json", "state.json", "dataset_dict.json")  # which `Dataset.save_to_disk` writes
 
 
+def expect_source(source: str, *, flag: str) -> None:
+    """Refuse a source of `each_row` that is neither a directory nor a file of a known format, nor a name of the hub's.
+
+    Raises: ConfigError.
+    """
+    path = Path(source).expanduser()
+    if not path.is_dir() and (path.exists() or not _hub_name(source)):
+        _expect_file(path, source, flag)
+
+
 def read_rows(source: str, *, flag: str, max_rows: int | None = None) -> list[LocatedRow]:
     """Return the rows of a source in a list; see `each_row`."""
     return [*each_row(source, flag=flag, max_rows=max_rows)]
@@ -71,15 +81,19 @@ def files_of(folder: Path, source: str, flag: str) -> list[Path]:
     return files
 
 
-def _rows_of_file(file: Path, name: str, flag: str) -> Iterator[LocatedRow]:
+def _expect_file(file: Path, name: str, flag: str) -> None:
     if not file.is_file():
         raise ConfigError(
             f"{flag} {name}: no such file; give a JSONL, JSON, CSV, Parquet or Arrow file, a directory of them, or "
             "owner/name[:split] of the hub"
         )
-    suffix = file.suffix.lower()
-    if suffix not in _LOADERS:
+    if file.suffix.lower() not in _LOADERS:
         raise ConfigError(f"{flag} {name}: unknown format {file.suffix!r}; use one of {', '.join(_LOADERS)}")
+
+
+def _rows_of_file(file: Path, name: str, flag: str) -> Iterator[LocatedRow]:
+    _expect_file(file, name, flag)
+    suffix = file.suffix.lower()
     unit = "line" if suffix == ".jsonl" else "row"
     read = {".jsonl": _read_jsonl, ".json": _read_json}.get(suffix, _read_with_datasets)
     try:

@@ -1,7 +1,7 @@
 """Test the guarantees of one run with real vLLM and a real ColossalAI plugin.
 
-DAPO at temperature 0.7, a tensor-parallel engine, two trainers, untied embeddings, evaluations, checkpoints, prompts
-half of which can teach nothing, and a coordinator that is killed.
+DAPO at temperature 0.7, an engine of one rank (with --all also of two), two trainers, untied embeddings, evaluations,
+checkpoints, prompts half of which can teach nothing, and a coordinator that is killed.
 """
 
 import json
@@ -21,9 +21,9 @@ GROUP_SIZE = 8
 PROMPTS_PER_STEP = 4  # tbs 2 * dp 2 = P * ibs: K = 1
 
 
-@pytest.fixture(scope="module")
-def run(make_tiny, start_shared_run, flags, tmp_path_factory):
-    """The run in its second step."""
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.full)], ids=["tp1", "tp2"])
+def run(request, make_tiny, start_shared_run, flags, tmp_path_factory):
+    """The run in its second step, with an engine of one or of two ranks."""
     model, data = make_tiny(tied=False), tmp_path_factory.mktemp("data") / "half.jsonl"
     rows = lines(model / "train.jsonl")[:NUM_PROMPTS]
     for row in rows[::2]:
@@ -32,7 +32,8 @@ def run(make_tiny, start_shared_run, flags, tmp_path_factory):
     evaluation = json.dumps({"arithmetic": str(model / "eval.jsonl")})
     run = start_shared_run(
         *flags(model, trainers=2, samples=GROUP_SIZE),
-        *("-d", data, "--algo", "DAPO", "-temp", 0.7, "-ptp", 2, "-ed", evaluation, "-ei", 2, "-si", 2),
+        *("-d", data, "--algo", "DAPO", "-temp", 0.7, "-ptp", request.param, "-ed", evaluation, "-ei", 2, "-si", 2),
+        name=f"tp{request.param}",
     )
     run.wait_for_step(1)
     return run
@@ -71,7 +72,7 @@ def test_a_coordinator_that_is_killed_is_replaced(run):
     assert other.pid != coordinator.pid
 
 
-def test_untied_embeddings_survive_every_sync_to_a_tensor_parallel_engine_at_any_temperature(records):
+def test_untied_embeddings_survive_every_sync_at_any_temperature(records):
     assert len(records) >= 3
     assert_engine_and_trainer_agree(records)
 

@@ -1,4 +1,4 @@
-"""Run a trainer that takes two steps for each case of the gradient matrix, and records its state."""
+"""Run a trainer that takes the steps of each case of the gradient matrix, and records its state."""
 
 import dataclasses
 import itertools
@@ -52,8 +52,10 @@ def share_of(samples: Sequence[Sample], backend: Backend, loss: LossCase | UnitC
     return [*micro_batches] + [blank_micro_batch()] * (count - len(micro_batches))
 
 
-def steps_of(backend: Backend, model_dir: Path, loss: LossCase | UnitCase, how: Cut) -> Iterator[dict[str, Any]]:
-    for step in range(NUM_STEPS):
+def steps_of(
+    backend: Backend, model_dir: Path, loss: LossCase | UnitCase, how: Cut, num_steps: int = NUM_STEPS
+) -> Iterator[dict[str, Any]]:
+    for step in range(num_steps):
         recorder = StepRecorder(backend)
         scale = take_whole_step(recorder, model_dir, loss, how, step)
         weights = {name: p.detach() for name, p in backend.policy.parameters.local.items()}
@@ -61,7 +63,7 @@ def steps_of(backend: Backend, model_dir: Path, loss: LossCase | UnitCase, how: 
             **recorder.taken,
             "masters": {name: master.detach().clone() for name, master in backend.policy.masters().items()},
             "loss_scale": scale,
-            "weights": digests_of(backend, weights) if step == NUM_STEPS - 1 else {},
+            "weights": digests_of(backend, weights) if step == num_steps - 1 else {},
         }
 
 
@@ -196,8 +198,8 @@ def take_trials(
             restarts = Restarts(backend)
             for trial in of_model:
                 restarts.restart()
-                steps = steps_of(backend, model_root / model, CASES[trial.loss], trial.cut)
-                results[model, trial.loss, tuple(trial.cut)] = list(steps)
+                steps = steps_of(backend, model_root / model, CASES[trial.loss], trial.cut, trial.num_steps)
+                results[model, trial.loss, tuple(trial.cut), trial.num_steps] = list(steps)
             backend.close()
         torch.save(results, out_dir / f"{run.layout}-{run.precision}-rank{rank}.pt")
 

@@ -35,18 +35,28 @@ from tests.integration.consumer.samples import (
     samples_near,
 )
 
-Steps = list[dict[str, Any]]
 
+class PlainSteps:
+    """Optimizer steps with a loss, each taken when it is first asked for: loss, gradient, weights."""
 
-def plain_steps(model_dir: Path, loss: str, precision: str = "fp32") -> Steps:
-    """Hold the results of two optimizer steps with a loss: loss, gradient, weights."""
-    case = CASES[loss]
-    return plain_training(
-        model_dir, precision, case.formula, case.aggregation, case.recomputes_old, case.kind, case.unit
-    )
+    def __init__(self, steps: Iterator[dict[str, Any]]) -> None:
+        self._steps = steps
+        self._taken: list[dict[str, Any]] = []
+
+    def __getitem__(self, step: int) -> dict[str, Any]:
+        while len(self._taken) <= step:
+            self._taken.append(next(self._steps))
+        return self._taken[step]
 
 
 @functools.cache
+def plain_steps(model_dir: Path, loss: str, precision: str = "fp32") -> PlainSteps:
+    case = CASES[loss]
+    return PlainSteps(
+        plain_training(model_dir, precision, case.formula, case.aggregation, case.recomputes_old, case.kind, case.unit)
+    )
+
+
 def plain_training(
     model_dir: Path,
     precision: str,
@@ -55,12 +65,11 @@ def plain_training(
     recomputes_old: bool,
     kind: str,
     unit: int,
-) -> Steps:
+) -> Iterator[dict[str, Any]]:
     """In float32; with "bf16" the weights that are computed with are rounded to bfloat16, as those of a trainer are."""
     masters = copy.deepcopy(plain_model(model_dir))
     model = copy.deepcopy(masters)
     optimizer = torch.optim.AdamW(decay_groups(masters), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    steps = []
     for step in range(NUM_STEPS):
         samples = samples_near(model_dir, step, recomputes_old=recomputes_old, kind=kind)
         ref_logprobs = ref_logprobs_of(model_dir, step, kind)
@@ -76,8 +85,7 @@ def plain_training(
         stepped = {name: p.detach().clone() for name, p in masters.named_parameters()}
         scales = {name: gradient.norm().item() for name, gradient in gradients.items()}
         scales |= {name: total**0.5 for name, total in squares.items()} if precision == "bf16" else {}
-        steps.append({"loss": loss, "gradients": gradients, "scales": scales, "masters": stepped})
-    return steps
+        yield {"loss": loss, "gradients": gradients, "scales": scales, "masters": stepped}
 
 
 @contextmanager

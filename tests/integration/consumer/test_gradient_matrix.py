@@ -7,10 +7,11 @@ from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.build import build_loss
 from coati_rl.config import Config
 from coati_rl.config.presets import PRESETS
-from tests.integration.consumer.conftest import LAYOUTS
+from tests.integration.consumer.conftest import LAYOUTS, NUM_STEPS
 from tests.integration.consumer.gradient_matrix import (
     ALONE,
     CUT,
+    FOUR,
     MODELS,
     OTHER_MODELS,
     PRECISIONS,
@@ -105,18 +106,22 @@ def test_every_objective_on_units_is_in_dp1_and_in_another_layout_and_with_all_i
         assert {getattr(cut, axis) for cut in cuts} == {*values}, axis
 
 
-def test_every_layout_has_the_clip_with_every_kind_of_model_and_cut_and_with_all_in_every_precision() -> None:
+def test_every_layout_has_the_clip_with_every_kind_of_cut_two_steps_and_with_all_in_every_precision() -> None:
     assert {(run.layout, run.precision) for run in RUNS} == {
         *itertools.product(LAYOUTS, ["bf16"]),
         *((layout, "fp32") for layout in LAYOUTS if "zero" not in layout),
     }
     fast = [run for run in RUNS if not is_full(run)]
-    assert {run.layout for run in fast} == {*LAYOUTS} - {"pp2_dp2", "tp2_zero1_dp2"}
+    assert {run.layout for run in fast} == {*LAYOUTS} - {"pp2_dp2", "tp2_zero1_dp2", "zero1_dp2"}
     assert {run for run in RUNS if trials_of(run, is_all=False)} == {*fast}
     for run in fast:
         trials = [trial for trial in trials_of(run, is_all=False) if trial.loss == FIRST_LOSS]
-        assert {MODELS[trial.model][0] for trial in trials if trial.model in MODELS} == {"qwen3", "qwen2"}
-        assert {MODELS[trial.model][1]["tied"] for trial in trials if trial.model in MODELS} == {True, False}
+        assert max(trial.num_steps for trial in trials) == NUM_STEPS
+        found = [MODELS[trial.model] for trial in trials if trial.model in MODELS]
+        if run.world_size < 4:
+            assert {architecture for architecture, _ in found} == {"qwen3", "qwen2"}
+            assert {settings["tied"] for _, settings in found} == {True, False}
+        assert {trial.model for trial in trials} >= {*FOUR.get(run, [])}
         for axis, values in CUT_AXES.items():
             assert {getattr(trial.cut, axis) for trial in trials} == {*values}, (run, axis)
     ways = {(t.cut.size, t.cut.packed, t.cut.shared) for _, t in TRIALS if t.loss == FIRST_LOSS and t.model in MODELS}
@@ -129,22 +134,25 @@ def test_any_two_axes_meet_in_all_their_values() -> None:
     impossible |= {("pp_size", 2, "zero_stage", 2), ("dp_size", 1, "zero_stage", 2)}  # refused; without a peer
     impossible |= {(axis, value, "zero_stage", 3) for axis, value in (("tp_size", 2), ("pp_size", 2), ("dp_size", 1))}
     impossible |= {("packed", False, "shared", True)}
-    impossible |= {("tp_size", 2, "zero_stage", 1)}  # only with --all: the second stage stands for it
+    # Only with --all: the second stage stands for the first, ZeRO for FSDP2, whose steps in bfloat16 lifecycles have.
+    impossible |= {("tp_size", 2, "zero_stage", 1), ("precision", "bf16", "zero_stage", 3)}
     for left, right in itertools.combinations(VALUES, 2):
         pairs = {(left, axes[left], right, axes[right]) for axes in met}
         possible = {(left, a, right, b) for a in VALUES[left] for b in VALUES[right]} - impossible
         assert possible <= pairs, possible - pairs
 
 
-def test_other_architectures_meet_every_kind_of_cut_in_stages_of_uneven_length() -> None:
-    trials = [trial for trial in trials_of(WITH_OTHER_MODELS, is_all=False) if trial.model in OTHER_MODELS]
-    assert {trial.model for trial in trials} == {*OTHER_MODELS}
+def test_other_architectures_are_in_stages_of_uneven_length_and_meet_every_kind_of_cut() -> None:
+    for run in (WITH_OTHER_MODELS, ALONE):
+        assert {trial.model for trial in trials_of(run, is_all=False)} >= {*OTHER_MODELS}
+    trials = [trial for _, trial in TRIALS if trial.model in OTHER_MODELS]
     for axis, values in CUT_AXES.items():
         assert {getattr(trial.cut, axis) for trial in trials} == {*values}, axis
 
 
 def test_all_is_the_whole_product_and_the_fast_choice_about_a_tenth_of_it() -> None:
     for run in RUNS:
-        assert {*trials_of(run, is_all=True)} == {*whole_product(run), *pairwise_trials(run), *preference_trials(run)}
+        every = (*whole_product(run), *pairwise_trials(run), *preference_trials(run))
+        assert {*trials_of(run, is_all=True)} == {trial._replace(num_steps=NUM_STEPS) for trial in every}
     assert sum(len(whole_product(run)) for run in RUNS) == 1112 + len(PREFERENCES) * len(RUNS)
-    assert len(TRIALS) <= 220
+    assert len(TRIALS) <= 110

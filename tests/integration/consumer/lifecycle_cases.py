@@ -5,6 +5,7 @@ from tests.integration.consumer.lifecycle_process import Case, Resume
 MODELS = {"tied": "qwen3", "untied": "qwen2"}
 KINDS = [
     ("tp2_pp2", "fp32"),
+    ("tp2", "fp32"),
     ("tp2_zero1_dp2", "bf16"),
     ("dp2", "fp32"),
     ("dp2", "bf16"),
@@ -27,7 +28,7 @@ KINDS = [
 ]
 CASES = [Case(*kind, model) for kind in KINDS for model in MODELS]
 FAST_CASES = {
-    Case("tp2_pp2", "fp32", "tied"),
+    Case("tp2", "fp32", "tied"),
     Case("pp2", "fp32", "untied"),
     Case("zero2_dp2", "bf16", "tied"),
     Case("dp1", "fp32", "untied"),
@@ -43,6 +44,7 @@ RESUMES = [
             ("tp2_zero1_dp2", "bf16"),
             ("fsdp2_dp2", "fp32"),
         ],
+        ("tp2", "fp32"): [("dp1", "fp32"), ("pp2", "fp32")],
         ("tp2_zero1_dp2", "bf16"): [("tp2_pp2", "bf16")],
         ("zero2_dp2", "bf16"): [("fsdp2_dp2", "bf16")],
         ("fsdp2_dp2", "fp32"): [("tp2", "fp32")],
@@ -57,12 +59,6 @@ RESUMES = [
 ]
 
 
-# Of the resumes from these those whose layout another one of them has the parts of.
-SLOW = {("dp2", "tp2_pp2"), ("tp2_zero1_dp2", "tp2_pp2")}
-
-
 def is_fast(task: Case | Resume) -> bool:
-    if isinstance(task, Resume) and (task.layout, task.from_layout) in SLOW:
-        return False
     source = task if isinstance(task, Case) else Case(task.from_layout, task.from_precision, task.model)
     return source in FAST_CASES

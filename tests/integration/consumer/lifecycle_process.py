@@ -50,6 +50,7 @@ class Resume(NamedTuple):
 
 LOSS = PolicyLoss()  # without a penalty: the reference is scored here for its own sake
 MODELS: tuple[Role, ...] = ("policy", "reference", "old")  # that a trainer of a run may hold
+RECOMPUTED = ("pp2", "tp2_pp2")  # layouts with one layer a stage
 WIRE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -116,7 +117,7 @@ def recomputed_gradients(model_dir: Path, layout: str, precision: str) -> dict[s
     """The first step's gradient with and without gradient checkpointing, and how many layers were run for it."""
     found: dict[str, Any] = {}
     for is_on in (False, True):
-        backend = make(model_dir, layout, precision, gradient_checkpointing=is_on)
+        backend = make(model_dir, layout, precision, gradient_checkpointing=is_on, reference_dir=None)
         ran: list[Any] = []
         for layer in backend.policy.module.base_model.layers:
             if layer is not None:  # of this stage
@@ -174,7 +175,7 @@ def live(out_dir: Path, layout: str, precision: str, model: str) -> dict[str, An
     result["refusals"] = refusals(backend, micro_batches, directory)
     result["after_refusal"] = state_of(backend)
     backend.close()
-    if layout == "tp2_pp2":
+    if layout in RECOMPUTED:
         result |= recomputed_gradients(model_dir, layout, precision)
     return result
 

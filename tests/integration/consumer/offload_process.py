@@ -1,7 +1,7 @@
 """Run trainers of all roles with their memory on the device and elsewhere (--offload), and compare every bit."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,10 +175,15 @@ def assert_equal(left: Any, right: Any, where: str = "") -> None:
         assert left == right, where
 
 
-def compare(rank: int, models: Path, out_dir: Path, layout: str, precision: str) -> None:
-    """Check that an offloaded life, with turns or without, has the bits and the checkpoint of a plain one."""
+# By name: what is offloaded, and whether all memory is given up between steps.
+LIVES = {"plain": (frozenset[str](), False), "offloaded": (ALL, False), "turns": (ALL, True)}
+
+
+def compare(rank: int, models: Path, out_dir: Path, layout: str, precision: str, others: Sequence[str]) -> None:
+    """Check that other lives, offloaded and with turns or without, have the bits and the checkpoint of a plain one."""
     lives = {}
-    for name, offload, again in (("plain", frozenset[str](), False), ("offloaded", ALL, False), ("turns", ALL, True)):
+    for name in ("plain", *others):
+        offload, again = LIVES[name]
         directory = out_dir / name
         directory.mkdir(exist_ok=True)
         checkpoint = directory / "step-2"
@@ -190,7 +195,7 @@ def compare(rank: int, models: Path, out_dir: Path, layout: str, precision: str)
             return make_backend(config, device=CPU, timeout_s=TIMEOUT_S)
 
         lives[name] = live(make, checkpoint, offload, again=again)
-    for name in ("offloaded", "turns"):
+    for name in others:
         assert_equal(lives["plain"], lives[name], f"rank {rank}, {name}:")
 
 

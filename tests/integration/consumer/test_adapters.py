@@ -87,8 +87,8 @@ EXPERT_TRIALS = [
     for number, (layout, model) in enumerate(OF_EXPERTS)
 ]
 TRIALS = [*DENSE_TRIALS, *EXPERT_TRIALS]
-FAST = [each for each in DENSE_TRIALS if each.layout == "dp1" and each.loss != "cross-entropy"]
-FAST_BEYOND_ONE = {("tp2", "clip"), ("pp2", "cross-entropy"), ("fsdp2_dp2", "dpo"), ("zero1_dp2", "clip")}
+FAST = [each for each in DENSE_TRIALS if each.layout == "dp1" and each.loss != "clip"]
+FAST_BEYOND_ONE = {("tp2", "clip"), ("pp2", "cross-entropy")}  # which go on in FSDP2 and in data-parallel copies
 FAST += [each for each in DENSE_TRIALS if (each.layout, each.loss) in FAST_BEYOND_ONE]
 FAST += EXPERT_TRIALS[:1]
 
@@ -104,8 +104,10 @@ def models(tmp_path_factory: pytest.TempPathFactory, due: list[Trial]) -> Path:
     for name in dict.fromkeys(each.model for each in due):
         architecture, settings = (MODELS | EXPERTS)[name]
         directory = save_model(models / name, architecture, **settings)
-        save_adapted(directory, AutoModelForCausalLM.from_pretrained(directory), "CAUSAL_LM")
-        if name in EXPERTS:
+        uses = {each.is_scored for each in due if each.model == name}
+        if False in uses:
+            save_adapted(directory, AutoModelForCausalLM.from_pretrained(directory), "CAUSAL_LM")
+        if True not in uses:
             continue
         scored = reward_cases.save_reward_model(directory / SCORED, architecture, tied=settings["tied"])
         save_adapted(scored, AutoModelForSequenceClassification.from_pretrained(scored), "SEQ_CLS")

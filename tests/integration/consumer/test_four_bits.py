@@ -38,10 +38,10 @@ ALONE, SHARED = Cut(1, True, "one"), Cut(4, True, "one", shared=True)
 FAST = [
     Trial("dp1", "fp32", "qwen3-tied", "clip", SHARED, has_four_bits=True),
     Trial("dp1", "bf16", "llama-untied", "clip", ALONE, has_four_bits=True),
-    Trial("dp2", "fp32", "llama-untied", "dpo", ALONE, has_four_bits=True),
 ]
 TRIALS = [
     *FAST,
+    Trial("dp2", "fp32", "llama-untied", "dpo", ALONE, has_four_bits=True),
     Trial("pp2", "fp32", "qwen3-tied", "clip", ALONE, has_four_bits=True),
     Trial("pp2_dp2", "fp32", "llama-untied", "clip", ALONE, has_four_bits=True),
     *(

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from coati_rl.checkpoint.directory import read_state
 from tests.integration.consumer.conftest import EVERY_LAYOUT, LEARNING_RATE, save_model
 from tests.integration.consumer.lifecycle_cases import CASES, MODELS, RESUMES, is_fast
-from tests.integration.consumer.lifecycle_process import WIRE, Case, Resume, run_tasks
+from tests.integration.consumer.lifecycle_process import RECOMPUTED, WIRE, Case, Resume, run_tasks
 from tests.integration.consumer.samples import cut, make_samples, sample_logprobs
 from tests.integration.consumer.trainer_server import LAUNCH_TIMEOUT_S, TrainerServers
 
@@ -233,9 +233,9 @@ def test_every_rank_hears_of_a_checkpoint_that_one_could_not_write(life: Life, r
         assert message.startswith("checkpoint " if rank == failing else f"trainer {failing}: checkpoint ")
 
 
-@pytest.mark.parametrize("model", ["tied", pytest.param("untied", marks=pytest.mark.full)])
-def test_activations_that_are_computed_again_give_the_same_gradients(out_dir: Path, model: str) -> None:
-    for rank in Life(out_dir, Case("tp2_pp2", "fp32", model)).ranks:
+@pytest.mark.parametrize("case", marked([case for case in CASES if case.layout in RECOMPUTED]), ids="-".join)
+def test_activations_that_are_computed_again_give_the_same_gradients(out_dir: Path, case: Case) -> None:
+    for rank in Life(out_dir, case).ranks:
         assert all_equal(rank["gradients, True"], rank["gradients, False"])
         assert (rank["layers, False"], rank["layers, True"]) == (4, 8)  # one layer here, 4 micro-batches
 

@@ -103,13 +103,14 @@ def weights_of(backend: Backend) -> dict[str, dict[str, Tensor]]:
 
 
 def scores_of(backend: Backend, model_dir: Path) -> dict[str, list[Tensor]]:
-    """Of the policy, and of what shares its base, on all samples of the first step."""
-    samples = samples_near(model_dir / MERGED, 0)
+    """Of the policy, and of what shares its base, on some samples of the first step."""
+    samples = samples_near(model_dir / MERGED, 0)[:NUM_SCORED]
     micro_batches = [each for sample in samples for each in share_of([sample], backend, CASES["clip"], ALONE)]
     return {role: backend.score(micro_batches, role) for role in ("policy", *backend._views)}
 
 
 ALONE = Cut(1, True, "one")
+NUM_SCORED = 3
 # Layouts with as many ranks, in which a checkpoint's run goes on, too.
 ELSEWHERE = {
     "dp2": "tp2",

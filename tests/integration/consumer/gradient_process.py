@@ -29,6 +29,8 @@ from tests.integration.consumer.samples import Sample, cut, samples_near, scale_
 from tests.integration.consumer.shared_samples import shared_micro_batches
 from tests.integration.consumer.trainer import make_trainer
 
+NUM_SCORED = 5  # samples that are scored in float32, too, in two micro-batches
+
 
 def mini_batches_of(samples: Sequence[Sample], split: str, unit: int) -> list[Sequence[Sample]]:
     """In an uneven split there is one unit in the last one: fewer than data-parallel ranks."""
@@ -183,7 +185,7 @@ def take_trials(
     path_attention.QUERY_BLOCK, context_cut.LONG_CHUNK = 5, 24
     context_attention.GATHERED_ELEMENTS["cpu"] = 1
     for evaluate in (fused_token_loss, token_logprobs):
-        evaluate.__kwdefaults__["chunk_elements"] = 8 * VOCAB_SIZE  # many responses are longer than a chunk
+        evaluate.__kwdefaults__["chunk_elements"] = 12 * VOCAB_SIZE  # many responses are longer than a chunk
     if fault is not None:
         fault()
     for run, trials in runs:
@@ -193,7 +195,7 @@ def take_trials(
             results["place"] = (backend.layout.dp_rank, backend.layout.stage, backend.layout.tp_rank)
             results[model, "shards"] = shards_of(backend)
             if run.precision == "bf16":
-                parts = cut(samples_near(model_root / model, 0), per_micro_batch=4, packed=True)
+                parts = cut(samples_near(model_root / model, 0)[:NUM_SCORED], per_micro_batch=3, packed=True)
                 results[model, "scores"] = (backend.score(parts), backend.score_float32(parts))
             restarts = Restarts(backend)
             for trial in of_model:

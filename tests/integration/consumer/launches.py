@@ -14,7 +14,7 @@ def launched(
     trainers: TrainerServers, take: Callable[..., None], out_dir: Path, models: Path, trials: Sequence[Any]
 ) -> dict[Any, list[dict[str, Any]]]:
     """Return what each rank recorded of each trial, which has a layout and a name."""
-    for size in (4, 3, 2, 1):
+    for size in (1, 2, 3, 4):
         chosen = [trial for trial in trials if EVERY_LAYOUT[trial.layout][0] == size]
         if chosen:
             trainers.launch_and_check(take, out_dir, models, chosen, world_size=size)

@@ -171,7 +171,7 @@ def live(out_dir: Path, layout: str, precision: str, model: str) -> dict[str, An
     result["empty_steps"], result["after_empty_steps"] = take_empty_steps(backend), state_of(backend)
     result["sums"], result["uninterrupted"] = train(backend, 2), state_of(backend)
     result["resumed_sums"], result["resumed"] = resume(directory / "step-2", layout, precision)
-    _, result["first_step_of_resumed"] = resume(untrained, layout, precision)
+    _, result["first_step_of_resumed"] = resume(untrained, layout, precision, reference_dir=None)
     result["refusals"] = refusals(backend, micro_batches, directory)
     result["after_refusal"] = state_of(backend)
     backend.close()
@@ -181,13 +181,13 @@ def live(out_dir: Path, layout: str, precision: str, model: str) -> dict[str, An
 
 
 def resume(
-    saved: Path, layout: str, precision: str, *, again: Path | None = None
+    saved: Path, layout: str, precision: str, *, again: Path | None = None, **settings: object
 ) -> tuple[dict[str, float], dict[str, dict[str, Tensor]]]:
     """Take the step after a checkpoint, with two turns of engines on the same devices between.
 
     `again`: where to save what was restored, before that.
     """
-    backend = make(saved, layout, precision)
+    backend = make(saved, layout, precision, **settings)
     backend.restore(saved)
     give_up_memory(backend, saved)
     if again is not None:

@@ -5,6 +5,8 @@ The samples are the experiment; everything that cuts them is only how it is exec
 
 import dataclasses
 import functools
+import os
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +134,17 @@ def samples_near(
             else it is the engine's that the ratios are formed with.
         kind: one of KINDS.
     """
+    # In a file, since every trainer asks for the same, and running the model for them takes as long as a step.
+    file = model_dir.parent / f"{model_dir.name}-samples" / f"{step}-{kind}-{recomputes_old}.pickle"
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_bytes(pickle.dumps(_samples_near(model_dir, step, recomputes_old=recomputes_old, kind=kind)))
+        part.replace(file)
+    return pickle.loads(file.read_bytes())
+
+
+def _samples_near(model_dir: Path, step: int, *, recomputes_old: bool, kind: str) -> tuple[Sample, ...]:
     rng = np.random.default_rng(900 + step)
     model, samples = plain_model(model_dir), KINDS[kind](make_samples(step))
     with torch.no_grad():

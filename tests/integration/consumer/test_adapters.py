@@ -25,6 +25,7 @@ from tests.integration.consumer import reward_cases
 from tests.integration.consumer.adapter_process import (
     ELSEWHERE,
     MERGED,
+    NUM_SCORED,
     SCORED,
     SPEC,
     START,
@@ -262,7 +263,7 @@ def test_reference_and_old_policy_are_exactly_the_base_and_the_policy_before(
     trial: Trial, found: Any, models: Path
 ) -> None:
     model_dir = trial.model_dir(models)
-    samples = samples_near(model_dir / MERGED, 0)
+    samples = samples_near(model_dir / MERGED, 0)[:NUM_SCORED]
     with torch.no_grad():
         base = [sample_logprobs(plain_model(model_dir), sample) for sample in samples]
         merged = [sample_logprobs(plain_model(model_dir / MERGED), sample) for sample in samples]

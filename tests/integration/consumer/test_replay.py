@@ -27,7 +27,7 @@ TOLERANCE = 1e-5
 # Every replay in one process, and one in each layout of two; reinforce_pp whitens over copies.
 FAST = {
     "dp1": (*REPLAYS, *SELECTIONS),
-    "dp2": ("reinforce_pp", "updates"),
+    "dp2": ("reinforce_pp",),
     "tp2": ("gspo",),
     "pp2": ("selected",),
     "tp2_pp2": (),

@@ -152,6 +152,8 @@ def _train(job: Job, rank: int) -> None:
         cpus = sorted(os.sched_getaffinity(0))
         if job.world_size > len(cpus):  # a third faster: a collective wakes several threads of a trainer in turn
             os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
+        if job.device == "cpu":  # torch's own keeps three formatted stacks for devices that are not there, in 10 ms
+            torch.manual_seed = torch.default_generator.manual_seed
         if job.device == "cuda":  # the imports have asked for GPUs; emulated ones can be used in a fork all the same
             torch.cuda._is_in_bad_fork = lambda: False
             os.environ |= nccl_environment(rank)

@@ -277,8 +277,9 @@ def test_stall_timeout_s__is_the_supervisors_patience(monkeypatch, prepare_with,
 def test_max_failure_rate__decides_how_many_failures_end_the_run(run_in_threads, tokenizer):
     refused = tuple(tokenizer("u:trainx\na:", add_special_tokens=False)["input_ids"])
     assert run_in_threads({"max_failure_rate": 0.5}, fails={refused}).of("finished"), "2 of 4 samples may fail"
-    with pytest.raises(RunError, match="1 are allowed"):
-        run_in_threads({"max_failure_rate": 0.49}, fails={refused})
+    # Of the 14 other samples any number may have come in by then: 14 % of 4 are 0, of 14 they are 1.
+    with pytest.raises(RunError, match=r"2 samples of one step failed or could not be scored, [01] are allowed"):
+        run_in_threads({"max_failure_rate": 0.14}, fails={refused})
 
 
 @pytest.mark.parametrize("seconds", [30.0, 5.0])

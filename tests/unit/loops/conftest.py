@@ -2,8 +2,10 @@
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -132,6 +134,19 @@ def start_ray(ray_calls):
             cluster.ray_cluster(config, num_cpus=2, num_gpus=2, scratch=Path(scratch)),
         ):
             pass
+
+    return start
+
+
+@pytest.fixture
+def start_without_vllm(monkeypatch):
+    """Start a producer's actor whose engine is no real one, without the seconds that it takes to import vLLM."""
+
+    def start(actor):
+        with monkeypatch.context() as patch:
+            for name in ("vllm", "vllm.v1.engine.llm_engine"):
+                patch.setitem(sys.modules, name, ModuleType(name))
+            actor.start()
 
     return start
 

@@ -22,7 +22,8 @@ def test_a_run_trains_on_what_agents_ask_and_masks_those_that_fail(run_in_thread
             "reward_type": "env",
             "chat_template": "chatml",
             "max_episode_tokens": 400,
-            "max_steps": 2,
+            "inference_batch_size": 2,
+            "max_steps": 1,
             "max_failure_rate": 1.0,
         }
     )

@@ -40,7 +40,7 @@ def trained_uids(trace):
 FAST = ("GRPO", "PPO", "REMAX", "REINFORCE_PP", "GSPO", "VESPO")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "algo", [algo if algo in FAST else pytest.param(algo, marks=pytest.mark.full) for algo in PRESETS]
 )
@@ -59,9 +59,9 @@ def test_one_sample_a_prompt_is_enough_for_an_algorithm_without_groups(run_in_th
 
 def test_dapo_replaces_filtered_groups_and_every_counter_adds_up(run_in_threads, half_decided):
     # Eight samples, so that hardly any "maybe" group is all right or all wrong.
-    settings = {"algo": "DAPO", "dataset": half_decided, "num_generations": 8, "num_episodes": 3}
+    settings = {"algo": "DAPO", "dataset": half_decided, "num_generations": 8, "num_episodes": 2, "kl_coeff": 0}
     trace = run_in_threads({**settings, "filter_truncated_response": False}, score=score_of_text)
-    assert len(trace.steps) >= 8
+    assert len(trace.steps) >= 6
     per_step = 2  # tbs * dp
     for step in trace.steps:
         assert step["samples_in_loss"] == per_step * 8
@@ -69,10 +69,10 @@ def test_dapo_replaces_filtered_groups_and_every_counter_adds_up(run_in_threads,
     filtered = sum(step["groups_filtered"] for step in trace.steps)
     (finished,) = trace.of("finished")
     assert total - filtered == len(trace.steps) * per_step
-    assert total + finished["groups_filtered"] + finished["groups_dropped"] == 16 * 3
+    assert total + finished["groups_filtered"] + finished["groups_dropped"] == 16 * 2
     assert finished["groups_dropped"] < per_step
     uids = [group.prompt.uid for group in trace.groups]
-    assert len(uids) == len(set(uids)) == 16 * 3  # each prompt once an episode, none twice
+    assert len(uids) == len(set(uids)) == 16 * 2  # each prompt once an episode, none twice
     assert len(trained_uids(trace)) == len(trace.steps) * per_step
     assert filtered > 0
 

@@ -10,7 +10,7 @@ LEARNS = {
     "backend": "transformers",
     "num_generations": 8,
     "train_microbatch_size": 16,
-    "num_episodes": 3,
+    "num_episodes": 2,
     "max_new_tokens": 8,
     "learning_rate": 1e-2,
     "kl_coeff": 0,

@@ -273,7 +273,7 @@ def run_once(run_in_threads, make_model_dir, write_prompts, tmp_path_factory):
     return run
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", IN_RUNS)
 def test_changing_a_field_changes_the_run(run_once, name):
     row = IN_RUNS[name]

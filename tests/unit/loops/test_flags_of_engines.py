@@ -11,7 +11,7 @@ from producer.actor import ProducerActor
 
 
 @pytest.fixture
-def engine_options(monkeypatch, config_with, tmp_path):
+def engine_options(monkeypatch, config_with, start_without_vllm, tmp_path):
     """Return what a producer makes its engine with."""
 
     def made(**changes):
@@ -20,7 +20,8 @@ def engine_options(monkeypatch, config_with, tmp_path):
         monkeypatch.setattr("producer.engines.create_engine", lambda backend, options, **others: seen.append(options))
         of_actor = {"device": "cuda", "dtype": "bfloat16", "slot": 0, "num_slots": 1}
         context = ActorContext(name="producer-0", log_dir=tmp_path, **of_actor)
-        ProducerActor(0, config_with(backend="vllm", **changes), context, make_reward=lambda: None).start()
+        config = config_with(backend="vllm", **changes)
+        start_without_vllm(ProducerActor(0, config, context, make_reward=lambda: None))
         return seen[0]
 
     return made

@@ -14,7 +14,8 @@ from coati_rl.errors import ConfigError
 from producer.gateway import made_agents
 
 TALK = f"{Path(__file__).parent}/talk.py:Talk"
-CHAT = {"chat_template": "chatml", "max_episode_tokens": 400, "reward_type": "boxed", "max_steps": 1}
+ONE_STEP = {"max_steps": 1, "inference_batch_size": 2}
+CHAT = {"chat_template": "chatml", "max_episode_tokens": 400, "reward_type": "boxed", **ONE_STEP}
 TALKING = {**CHAT, "env": TALK, "reward_type": "env"}
 HERMES = (
     '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
@@ -24,7 +25,7 @@ TOOL_TEMPLATE = (
     "{% for call in m.tool_calls or [] %}" + HERMES + "{% endfor %}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-TOOLED = {"chat_template": TOOL_TEMPLATE, "max_prompt_tokens": 700, "max_episode_tokens": 900, "max_steps": 1}
+TOOLED = {"chat_template": TOOL_TEMPLATE, "max_prompt_tokens": 700, "max_episode_tokens": 900, **ONE_STEP}
 SERVER = f"{sys.executable} -S {Path(__file__).parents[2] / 'integration' / 'mcp_echo_server.py'}"
 
 
@@ -79,7 +80,7 @@ def test_env_timeout__makes_an_episode_that_takes_longer_invalid(trace_of):
 def test_stale_episodes__cuts_an_episode_that_trainers_wait_for_and_no_other(run_in_threads):
     """By default they wait: see test_episodes.py."""
     slow = {"env_arg": ["wait_s=40", "waits_in=train-0.0"], "max_failure_rate": 0.3}
-    slow |= {"max_steps": None, "num_episodes": 2}
+    slow |= {"max_steps": None, "inference_batch_size": 4, "num_episodes": 2}
     trace = run_in_threads({**TALKING, **slow, "n_behind": 1, "inflight_update": True, "stale_episodes": "cut"})
     (group,) = [group for group in trace.groups if group.prompt.uid == "train-0.0"]
     assert [score.verdict for score in group.scores] == ["ok", "invalid"]
@@ -106,6 +107,7 @@ def test_tools__are_told_of_in_prompts_and_an_answer_without_a_call_is_scored(ru
         assert all(record["ended"] == "done" for record in group.records)
 
 
+@pytest.mark.full
 def test_mcp_server__offers_its_tools(run_in_threads):
     trace = run_in_threads({**TOOLED, "mcp_server": [f"{SERVER} add"]})
     assert all('{"name": "add", ' in group.prompt.rendered for group in trace.groups)

@@ -115,14 +115,14 @@ def test_num_trainers__shares_an_optimizer_step_among_more_of_them(prepare_with)
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_producer_tensor_parallel_size__widens_engine_devices_and_weight_group(
-    monkeypatch, config_with, tmp_path, width
+    monkeypatch, config_with, start_without_vllm, tmp_path, width
 ):
     config = config_with(backend="vllm", producer_tensor_parallel_size=width)
     seen = []
     monkeypatch.setattr(producer.actor, "enter_actor", lambda context: None)
     monkeypatch.setattr("producer.engines.create_engine", lambda backend, options, **others: seen.append(options))
     context = ActorContext(name="producer-0", log_dir=tmp_path, device="cpu", dtype="float32", slot=0, num_slots=1)
-    ProducerActor(0, config, context, make_reward=lambda: None).start()
+    start_without_vllm(ProducerActor(0, config, context, make_reward=lambda: None))
     assert [options.tensor_parallel_size for options in seen] == [width]
     assert config.num_devices == width + 1
     # The group of a weight sync by shared memory: the trainer and every rank of every engine.
@@ -274,6 +274,7 @@ def test_stall_timeout_s__is_the_supervisors_patience(monkeypatch, prepare_with,
     assert seen["stall_timeout_s"] == seconds
 
 
+@pytest.mark.full
 def test_max_failure_rate__decides_how_many_failures_end_the_run(run_in_threads, tokenizer):
     refused = tuple(tokenizer("u:trainx\na:", add_special_tokens=False)["input_ids"])
     assert run_in_threads({"max_failure_rate": 0.5}, fails={refused}).of("finished"), "2 of 4 samples may fail"

@@ -89,8 +89,8 @@ def test_a_loop_of_one_s_own_goes_on_with_them_too(run_in_threads, model_dir, tm
         assert step(resumed) == second != 0.1
 
 
-def test_a_group_of_one_s_own_is_weighed_by_its_lengths(run_in_threads) -> None:
-    (first, *_) = run_in_threads({"algo": "GRPO", "max_steps": 1}).groups
+def test_a_group_of_one_s_own_is_weighed_by_its_lengths(whole) -> None:
+    (first, *_) = whole.groups
     completions = completions_of(first)
     lengths = [len(completion.token_ids) for completion in completions]
     rewards = [1.0, *[0.0] * (len(completions) - 1)]
@@ -103,7 +103,7 @@ def test_a_group_of_one_s_own_is_weighed_by_its_lengths(run_in_threads) -> None:
 @pytest.mark.parametrize(
     ("selection", "changes"),
     [
-        ("top_entropy", {"updates_per_batch": 2}),
+        ("top_entropy", {"updates_per_batch": 2, "max_steps": 4}),
         ("top_entropy", {"algo": "PPO"}),
         ("clip_cov", {"old_logprobs": "trainer"}),
         ("kl_cov", {}),

@@ -50,6 +50,7 @@ def test_the_best_checkpoint_is_named_and_the_driver_hears_of_each_new_one(whole
     assert kept(whole) == ["step-1", "step-2", "step-3", "step-4"]
 
 
+@pytest.mark.full
 def test_the_best_is_kept_besides_the_newest(run_in_threads, settings, whole):
     best = best_of(whole)
     assert best < 4, "the test needs a best checkpoint that is not the newest"

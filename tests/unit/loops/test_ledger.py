@@ -118,7 +118,7 @@ def test_finished_rollouts_are_not_sampled_again_and_every_bit_is_the_undisturbe
 ):
     whole, images = lockstep
     changes, num_taken = {**prompts, **RUNS["lockstep, a checkpoint every second step"]}, []
-    for image in [images[key] for key in sorted(images)][1::3]:
+    for image in [images[key] for key in sorted(images)][1::5]:
         step = max(int(path.parent.name[5:]) for path in image.glob("checkpoints/step-*/manifest.json"))
         expected = len(finished_in(image, step))
         num_taken.append(assert_goes_on(run_in_threads, whole, _copy(image, image.with_name("again")), changes))
@@ -208,12 +208,6 @@ def test_rollouts_of_a_resumption_with_other_settings_are_those_of_no_later_one(
     assert {group.temperature for group in trace.groups} == {temperature} and len(trace.groups) == 8
 
 
-def test_no_ledger__samples_again_and_leaves_none(ahead_of_checkpoint, run_in_threads, prompts):
-    trace = resumed(run_in_threads, prompts, ahead_of_checkpoint, ledger=False)
-    assert len(trace.groups) == 8
-    assert segments_in(ahead_of_checkpoint / LEDGER) == []
-
-
 @pytest.mark.full
 def test_a_run_that_goes_on_in_another_directory_takes_up_the_same_and_leaves_the_first_as_it_is(
     ahead_of_checkpoint, run_in_threads, prompts, tmp_path
@@ -233,7 +227,9 @@ def test_a_run_that_goes_on_in_another_directory_takes_up_the_same_and_leaves_th
     assert {path: path.read_bytes() for path in (ahead_of_checkpoint / LEDGER).iterdir()} == before
 
 
-def test_a_damaged_ledger_is_refused_with_file_place_and_remedy(ahead_of_checkpoint, run_in_threads, prompts):
+def test_a_damaged_ledger_is_refused_and_with_no_ledger_all_is_sampled_again_and_none_is_left(
+    ahead_of_checkpoint, run_in_threads, prompts
+):
     path = segments_in(ahead_of_checkpoint / LEDGER)[-1].path
     content = bytearray(path.read_bytes())
     content[40] ^= 1
@@ -243,3 +239,4 @@ def test_a_damaged_ledger_is_refused_with_file_place_and_remedy(ahead_of_checkpo
     assert f"its run's ledger cannot be used: {path}: frame 0, at byte 0 of" in str(caught.value)
     assert str(caught.value).endswith("or add --no-ledger")
     assert len(resumed(run_in_threads, prompts, ahead_of_checkpoint, ledger=False).groups) == 8
+    assert segments_in(ahead_of_checkpoint / LEDGER) == []

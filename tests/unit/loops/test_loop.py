@@ -161,7 +161,7 @@ def test_a_producer_that_dies_in_an_evaluation_costs_no_answer(run_in_threads, w
     assert trained_prompts(trace) == ALL_PROMPTS
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.full
 @pytest.mark.parametrize("mini_batch", [1, 2])
 def test_prompts_that_fill_no_step_are_dropped_and_counted(run_in_threads, write_prompts, mini_batch):
     sizes = {"train_minibatch_size": mini_batch, "train_microbatch_size": 2}
@@ -186,6 +186,7 @@ def test_more_failures_than_allowed_end_the_run(run_in_threads, tokenizer):
         run_in_threads({"max_failure_rate": 0.1}, fails={refused})  # 10 % of 4 samples
 
 
+@pytest.mark.full
 def test_samples_without_a_verdict_change_neither_loss_nor_denominator(run_in_threads):
     def undecided(response, ground_truth):
         return Score(reward=float("nan"), answer_correct=False, format_valid=False, verdict="invalid")

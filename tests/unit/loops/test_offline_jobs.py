@@ -139,7 +139,7 @@ def test_a_reference_computed_first_gives_the_same_weights_is_freed_and_is_read_
 
 
 def test_a_stopped_job_saves_its_last_step_and_goes_on_to_the_same_weights(values_of, tmp_path):
-    values = values_of("sft", save_interval=-1)
+    values = values_of("sft", save_interval=-1, eval_interval=-1)
     whole = run_offline("sft", values)
     stopped = run_offline("sft", values | {"run_dir": str(tmp_path / "stopped")}, stop_after=2)
     last = stopped.of("step")[-1]["step"]
@@ -149,10 +149,18 @@ def test_a_stopped_job_saves_its_last_step_and_goes_on_to_the_same_weights(value
 
 
 def test_an_sft_checkpoint_is_the_model_of_a_reward_model(values_of):
-    sft = run_offline("sft", values_of("sft", max_steps=1))
-    rm = run_offline("rm", values_of("rm", model=str(sft.run_dir / "checkpoints" / "step-1"), max_steps=1))
+    small = {"max_steps": 1, "eval_interval": -1}
+    sft = run_offline("sft", values_of("sft", **small))
+    rm = run_offline("rm", values_of("rm", model=str(sft.run_dir / "checkpoints" / "step-1"), **small))
     config = json.loads((rm.run_dir / "checkpoints" / "step-1" / "config.json").read_text())
     assert config["architectures"] == ["Qwen3ForSequenceClassification"]
+
+
+@pytest.fixture(scope="module")
+def first_steps(values_of):
+    """The fields of a job of two steps, and its trace."""
+    values = values_of("sft", max_steps=2, eval_interval=-1)
+    return values, run_offline("sft", values)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +173,8 @@ def test_an_sft_checkpoint_is_the_model_of_a_reward_model(values_of):
         ({"model": "other"}, r"its model differs from --model .*: hidden_size"),
     ],
 )
-def test_a_checkpoint_is_refused_where_the_run_differs(values_of, tmp_path, model_dir, changes, message):
-    values = values_of("sft", max_steps=2)
-    first = run_offline("sft", values)
+def test_a_checkpoint_is_refused_where_the_run_differs(first_steps, tmp_path, model_dir, changes, message):
+    values, first = first_steps
     if changes.get("model") == "other":
         changes = {"model": str(shutil.copytree(model_dir, tmp_path / "other"))}
         config = AutoConfig.from_pretrained(model_dir, hidden_size=128)
@@ -177,8 +184,8 @@ def test_a_checkpoint_is_refused_where_the_run_differs(values_of, tmp_path, mode
         run_offline("sft", values | {"checkpoint_path": str(first.run_dir)} | changes)
 
 
-def test_a_checkpoint_of_another_job_is_refused(values_of):
-    first = run_offline("sft", values_of("sft", max_steps=2))
+def test_a_checkpoint_of_another_job_is_refused(values_of, first_steps):
+    _, first = first_steps
     with pytest.raises(
         ConfigError, match=r"is a checkpoint of coati-rl sft, not of coati-rl dpo; start from its weights"
     ):
@@ -186,7 +193,7 @@ def test_a_checkpoint_of_another_job_is_refused(values_of):
 
 
 def test_other_shares_of_the_sources_are_refused_before_anything_starts(values_of, tmp_path):
-    values = values_of("sft", max_steps=2)
+    values = values_of("sft", max_steps=2, eval_interval=-1)
     other = write_rows(tmp_path / "other.jsonl", [ROWS["sft"](number) for number in range(50, 54)])
     mixed = f"{values['dataset']}=0.75,{other}=0.25"
     first = run_offline("sft", values | {"dataset": mixed})

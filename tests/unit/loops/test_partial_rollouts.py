@@ -9,7 +9,7 @@ from coati_rl.checkpoint.position import read_data_state
 from coati_rl.work import SaveWork
 from tests.unit.loops.stepped_core import SteppedCore
 
-NUM_PROMPTS = 24
+NUM_PROMPTS = 16
 PARTIAL = {"partial_rollouts": True, "n_behind": 2, "inference_batch_size": 2, "max_new_tokens": 64, "save_interval": 2}
 
 

@@ -138,7 +138,7 @@ FIRST_OF_A_JOB = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(len(FIRST_OF_A_JOB))
 @pytest.mark.parametrize("example", FIRST_OF_A_JOB.values(), ids=lambda example: example.name)
 def test_an_example_of_each_job_on_a_dataset_trains(places, tmp_path, example):
     job, *words = places.words(example, sizes=SMALL_JOB)
@@ -173,6 +173,7 @@ def test_the_example_of_shared_devices_takes_turns(places, tmp_path):
     assert {work.to for work in trace.work if isinstance(work, HandOverWork)} == {"producers", "trainers"}
 
 
+@pytest.mark.full
 def test_the_example_of_adapters_in_reinforcement_learning_trains(places, tmp_path):
     from tests.unit.loops.harness import ThreadedRun
 

@@ -11,7 +11,7 @@ from tests.unit.loops.recorded_run import replay_of, write_metrics
 
 # The fake engine's log-probabilities are not the model's: ratios are far from 1, so that clipping and k3 take part.
 RUNS = {
-    "GRPO": {"num_generations": 4, "kl_coeff": 0.05},
+    "GRPO": {"num_generations": 4, "kl_coeff": 0.05, "max_steps": 3},
     "DAPO": {"num_generations": 8, "num_episodes": 2, "max_steps": 3, "temperature": 0.7},
 }
 

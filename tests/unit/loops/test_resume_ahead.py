@@ -17,7 +17,7 @@ DIFFERS |= {"step_s", "logprob_gap_mean", "logprob_gap_max", "logprob_gap_tokens
 K1 = {"inference_batch_size": 2, "inference_microbatch_size": 2}
 K2 = {"inference_batch_size": 4, "inference_microbatch_size": 4}
 RUNS = {
-    "K = 1": {"n_behind": 1, **K1},
+    "K = 1": {"n_behind": 1, "max_samples": 12, **K1},
     "K = 2": {"n_behind": 1, **K2},
     "two behind": {"n_behind": 2, **K1},
     "K = 2, old policy": {"n_behind": 1, "old_logprobs": "trainer", **K2},
@@ -84,7 +84,7 @@ def test_saving_does_not_change_a_run(whole, run_in_threads):
 
 @pytest.mark.full
 def test_rollouts_of_other_settings_are_sampled_again(run_in_threads, sizes):
-    fields = {**sizes, **RUNS["K = 1"]}
+    fields = {**sizes, "n_behind": 1, **K1}
     whole = run_in_threads(fields, hold_trainer=True)
     changed = {**fields, "checkpoint_path": str(whole.paths.checkpoints / "step-3"), "temperature": 0.5, "n_behind": 0}
     save = next(work for work in whole.work if isinstance(work, SaveWork) and work.step == 3)

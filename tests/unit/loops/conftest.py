@@ -82,11 +82,17 @@ def small_run(model_dir, write_prompts):
 
 @pytest.fixture(scope="session")
 def run_in_threads(small_run, tmp_path_factory):
-    """(changes to the small run's fields, options of `ThreadedRun`) -> the trace of the whole run."""
+    """(changes to the small run's fields, options of `ThreadedRun`) -> the trace of the whole run.
+
+    It has a reference model only if the changes name an algorithm or something of KL: loading it and scoring with it
+    are a sixth of a run.
+    """
     from tests.unit.loops.harness import ThreadedRun
 
     def run(changes=None, **options):
         values = {"run_dir": str(tmp_path_factory.mktemp("runs") / "run"), **small_run, **(changes or {})}
+        if not any(name == "algo" or name.startswith(("kl_", "reference_")) for name in values):
+            values["kl_coeff"] = 0.0
         return ThreadedRun(values, **options).run()
 
     return run

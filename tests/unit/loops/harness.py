@@ -105,7 +105,7 @@ class ThreadedRun:
         ).prepare(config)
         self.trace = Trace(prepared=prepared, paths=make_run_dir(config, prepared.resume))
         self._config = prepared.config
-        self._score = score or {name: _score_of(settings) for name, settings in config.by_task.items()}
+        self._score = score or {name: score_of(settings) for name, settings in config.by_task.items()}
         self._hold_trainer = hold_trainer
         self._replace = replace
         self._dies_at_request = dies_at_request
@@ -235,7 +235,7 @@ class ThreadedRun:
         return ActorContext(name=name, log_dir=self.trace.paths.logs, device="cpu", dtype=dtype, slot=0, num_slots=1)
 
 
-def _score_of(settings):
+def score_of(settings):
     """What scores a response with the reward of a task's settings, in this process."""
     reward = make_reward(reward_spec(settings.reward))
     return lambda response, ground_truth: next(iter(reward.score([response], Problem(ground_truth=ground_truth))))

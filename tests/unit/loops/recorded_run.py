@@ -1,5 +1,6 @@
 """Replay the steps of runs in threads, whose files a test may have changed."""
 
+import dataclasses
 import json
 import shutil
 
@@ -8,6 +9,8 @@ from coati_rl.observability.sinks import METRICS
 from coati_rl.replay.replay import Replay
 from coati_rl.replay.stage import first_difference
 from coati_rl.run_reader.run_directory import RunDirectory
+from tests.unit.loops.harness import score_of
+from tests.unit.loops.watched_engine import InlineReward
 
 
 def write_metrics(trace):
@@ -21,8 +24,14 @@ def write_steps(run_dir, steps):
     return run_dir
 
 
-def replay_of(run_dir):
-    return Replay(RunDirectory(run_dir), parts())
+def replay_of(run_dir, *, has_workers=False):
+    """`has_workers`: scores are computed in processes, as the command does."""
+    own = parts() if has_workers else dataclasses.replace(parts(), open_scorer=_score_here)
+    return Replay(RunDirectory(run_dir), own)
+
+
+def _score_here(config):
+    return InlineReward({name: score_of(settings) for name, settings in config.by_task.items()})
 
 
 def first_named(run_dir, step):

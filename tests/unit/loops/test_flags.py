@@ -267,7 +267,7 @@ def run_once(run_in_threads, make_model_dir, write_prompts, tmp_path_factory):
         key = json.dumps([changes, options], sort_keys=True)
         if key not in traces:
             tmp = tmp_path_factory.mktemp("runs")
-            traces[key] = run_in_threads({"run_dir": f"{tmp}/run", **fill(changes, tmp)}, **options)
+            traces[key] = run_in_threads({"run_dir": f"{tmp}/run", "algo": "GRPO", **fill(changes, tmp)}, **options)
         return traces[key]
 
     return run

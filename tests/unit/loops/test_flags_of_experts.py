@@ -45,7 +45,8 @@ def expert_dir(make_model_dir, tokenizer, tmp_path_factory):
 
 def test_aux_loss_coeff__adds_the_gradient_of_balance_to_a_mixture_of_experts(run_in_threads, expert_dir):
     without, balanced = (
-        run_in_threads({"model": expert_dir, "aux_loss_coeff": coeff, "max_steps": 1}) for coeff in (0.0, 1.0)
+        run_in_threads({"model": expert_dir, "aux_loss_coeff": coeff, "max_steps": 1, "kl_coeff": 0.01})
+        for coeff in (0.0, 1.0)
     )
     router = "model.layers.0.mlp.gate.weight"
     change = (balanced.gradients[0][router] - without.gradients[0][router]).norm()

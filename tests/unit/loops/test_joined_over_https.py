@@ -22,7 +22,7 @@ from tests.unit.loops.harness import ThreadedRun, parity_reward
 from tests.unit.loops.watched_engine import InlineReward
 
 TOKEN = "0123456789abcdef"
-STEPS = {"n_behind": 1, "inference_microbatch_size": 1, "num_episodes": 2, "heartbeat_timeout_s": 5.0}
+STEPS = {"n_behind": 1, "inference_microbatch_size": 1, "num_episodes": 2, "heartbeat_timeout_s": 5.0, "kl_coeff": 0.0}
 
 
 @pytest.fixture(scope="module")

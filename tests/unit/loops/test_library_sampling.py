@@ -21,7 +21,10 @@ def samples_of(engine, **sampling):
     return coati.group_samples(group, REWARDS)
 
 
-@pytest.mark.parametrize("sampling", [{"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.2}])
+@pytest.mark.parametrize(
+    "sampling",
+    [{"top_p": 0.5}, *(pytest.param(each, marks=pytest.mark.full) for each in ({"top_k": 3}, {"min_p": 0.2}))],
+)
 def test_a_loss_does_not_divide_by_probabilities_among_fewer_tokens(engine, model_dir, sampling):
     samples = samples_of(engine, **sampling)
     with coati.Trainer(model_dir, "grpo", **GRPO) as trainer:

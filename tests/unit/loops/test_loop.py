@@ -13,6 +13,7 @@ from coati_rl.types import Score
 from coati_rl.work import FinishWork, SaveWork, SyncWork, TrainWork
 from tests.metric_names import ROLLOUT_RUN
 
+GRPO = {"algo": "GRPO"}  # the default, with a reference model
 ALL_PROMPTS = [f"train-{i}.0" for i in range(8)]
 
 
@@ -23,7 +24,7 @@ def trained_prompts(trace):
 
 @pytest.fixture(scope="module")
 def trace(run_in_threads):
-    return run_in_threads()
+    return run_in_threads(GRPO)
 
 
 def test_a_run_trains_syncs_saves_and_ends(trace):
@@ -77,7 +78,7 @@ def test_the_checkpoint_is_the_trained_model(trace):
 
 
 def test_a_run_is_repeatable(trace, run_in_threads):
-    again = run_in_threads()
+    again = run_in_threads(GRPO)
     assert again.responses == trace.responses
     for name, weight in trace.weights.items():
         torch.testing.assert_close(again.weights[name], weight, rtol=0, atol=0)
@@ -100,7 +101,7 @@ def test_running_one_rollout_step_ahead_bounds_staleness_by_one_sync(run_in_thre
 
 
 def test_mini_batches_that_stream_give_the_gradient_of_the_whole_batch(trace, run_in_threads):
-    streamed = run_in_threads({"train_minibatch_size": 1, "train_microbatch_size": 1})
+    streamed = run_in_threads({**GRPO, "train_minibatch_size": 1, "train_microbatch_size": 1})
     assert sum(isinstance(work, TrainWork) for work in streamed.work) == 8  # two a step
     assert streamed.responses == trace.responses
     for name, gradient in trace.gradients[0].items():

@@ -137,7 +137,7 @@ def test_the_newest_checkpoint_of_a_run_directory_is_taken_and_more_episodes_go_
 @pytest.mark.full
 def test_a_dry_run_says_from_where_it_would_go_on_and_moves_nothing(whole, small_run, tmp_path, capsys):
     checkpoint = whole.paths.checkpoints / "step-2"
-    config = build_config({**small_run, **EVERY_STEP, "checkpoint_path": str(checkpoint)})
+    config = build_config({**small_run, **EVERY_STEP, "kl_coeff": 0.0, "checkpoint_path": str(checkpoint)})
     before = sorted(whole.paths.run_dir.rglob("*"))
     rl_example._run(config, True, tmp_path)
     assert capsys.readouterr().out.endswith(f"\nresumes from step 2 of {checkpoint}\n")

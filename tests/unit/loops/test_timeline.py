@@ -18,7 +18,7 @@ def shares(trace, name):
 
 @pytest.fixture(scope="module")
 def trace(run_in_threads):
-    return run_in_threads()
+    return run_in_threads({"algo": "GRPO"})
 
 
 def test_every_step_says_how_idle_trainers_and_producers_were(trace):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,3 +70,20 @@ def save_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def model_dir(save_model: Callable[..., Path]) -> Path:
     """The default one, a Qwen3, with tied embeddings."""
     return save_model(tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="session")
+def written_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """(model directory, settings) -> an adapter that PEFT has written, once for all tests."""
+    from tests.adapter_dirs import save_adapter  # PEFT takes a second to import
+
+    written: dict[str, Path] = {}
+
+    def write(model_dir: Path, **settings: Any) -> Path:
+        key = f"{model_dir} {settings}"
+        if key not in written:
+            written[key] = tmp_path_factory.mktemp("adapter")
+            save_adapter(written[key], AutoModelForCausalLM.from_pretrained(model_dir), **settings)
+        return written[key]
+
+    return write

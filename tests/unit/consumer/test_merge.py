@@ -32,12 +32,6 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def as_bf16(directory: Path, target: Path) -> Path:
-    """A copy of a model, in bfloat16."""
-    load(directory).bfloat16().save_pretrained(target)
-    return target
-
-
 def perturbed(directory: Path, target: Path, name: str) -> Path:
     """A copy of a model, one tensor of which is another."""
     shutil.copytree(directory, target)
@@ -53,9 +47,16 @@ def edit(directory: Path, **changes: object) -> None:
 
 
 @pytest.fixture
-def adapter(model_dir: Path, tmp_path: Path) -> Path:
-    save_adapter(tmp_path / "adapter", load(model_dir))
-    return tmp_path / "adapter"
+def adapter(model_dir: Path, written_adapter: Callable[..., Path], tmp_path: Path) -> Path:
+    return shutil.copytree(written_adapter(model_dir), tmp_path / "adapter")
+
+
+@pytest.fixture(scope="module")
+def bf16_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model, in bfloat16."""
+    target = tmp_path_factory.mktemp("bf16")
+    load(model_dir).bfloat16().save_pretrained(target)
+    return target
 
 
 @pytest.fixture
@@ -71,6 +72,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tup
     return run
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -121,12 +123,11 @@ def test_an_adapter_of_the_head_is_merged_into_a_head_of_its_own(save_model, tmp
     assert code == 2 and "holds another lm_head.weight than the base" in printed
 
 
-def test_a_bfloat16_base_is_rounded_once(model_dir: Path, adapter: Path, tmp_path: Path) -> None:
-    base = as_bf16(model_dir, tmp_path / "bf16")
-    proof = merge_adapter(base, adapter, tmp_path / "out", where="ADAPTER").proof
+def test_a_bfloat16_base_is_rounded_once(bf16_dir: Path, adapter: Path, tmp_path: Path) -> None:
+    proof = merge_adapter(bf16_dir, adapter, tmp_path / "out", where="ADAPTER").proof
     assert proof.is_rounded and 0 < proof.mean < proof.mean_of_base
     factors, scale = load_file(adapter / "adapter_model.safetensors"), 2.0
-    plain, merged = weights(base), weights(tmp_path / "out")
+    plain, merged = weights(bf16_dir), weights(tmp_path / "out")
     for name, weight in plain.items():
         layer = f"base_model.model.{name.removesuffix('.weight')}"
         if f"{layer}.lora_A.weight" in factors:
@@ -140,8 +141,8 @@ def test_a_bfloat16_base_is_rounded_once(model_dir: Path, adapter: Path, tmp_pat
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_precision_chooses_the_dtype_of_all_weights(run, model_dir, adapter, tmp_path, precision) -> None:
-    base = model_dir if precision == "bf16" else as_bf16(model_dir, tmp_path / "bf16")
+def test_precision_chooses_the_dtype_of_all_weights(run, model_dir, bf16_dir, adapter, tmp_path, precision) -> None:
+    base = model_dir if precision == "bf16" else bf16_dir
     code, printed = run(base, adapter, tmp_path / "out", "--precision", precision)
     assert code == 0, printed
     name = {"fp32": "float32", "bf16": "bfloat16"}[precision]
@@ -155,13 +156,12 @@ def test_the_base_may_be_left_out_and_the_identity_is_printed(run, model_dir, ad
     assert f"weights {model_identity(tmp_path / 'out')[:16]}\n" in printed
 
 
-def test_an_adapter_that_rounding_would_lose_is_refused(run, model_dir, tmp_path) -> None:
-    base = as_bf16(model_dir, tmp_path / "bf16")
-    save_adapter(tmp_path / "adapter", load(base), std=1e-5)
-    code, printed = run(base, tmp_path / "adapter", tmp_path / "out")
+def test_an_adapter_that_rounding_would_lose_is_refused(run, bf16_dir, written_adapter, tmp_path) -> None:
+    adapter = written_adapter(bf16_dir, std=1e-5)
+    code, printed = run(bf16_dir, adapter, tmp_path / "out")
     assert code == 2 and "it would be lost; use --precision fp32" in printed, printed
     assert not (tmp_path / "out").exists()
-    assert run(base, tmp_path / "adapter", tmp_path / "out", "--precision", "fp32")[0] == 0
+    assert run(bf16_dir, adapter, tmp_path / "out", "--precision", "fp32")[0] == 0
 
 
 def test_an_adapter_of_zeros_is_said_to_change_nothing(run, model_dir, tmp_path) -> None:
@@ -210,7 +210,8 @@ def test_the_tokenizer_is_the_adapter_s_if_it_has_one(model_dir, adapter, tmp_pa
     assert texts(tmp_path / "third") == {"tokenizer.json": "adapter", "chat_template.jinja": "adapter"}
 
 
-@pytest.mark.parametrize("what", ["base", "scale", "transposed"])
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("what", ["scale", "base", "transposed"])
 def test_files_that_are_not_the_base_with_the_adapter_do_not_appear(
     run, monkeypatch, model_dir, adapter, tmp_path, what
 ) -> None:

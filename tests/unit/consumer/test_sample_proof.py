@@ -84,7 +84,7 @@ def difference(tmp_path: Path) -> Callable[..., float]:
     return run
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "olmo2"])
 def test_an_architecture_whose_attention_goes_by_positions_packs(difference, model_type):
     assert difference(model_type) == 0.0
@@ -96,7 +96,7 @@ def test_state_and_masks_that_run_on_across_samples_are_found(difference, model_
     assert difference(model_type, **HYBRID[model_type]) > 0.1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("model_type", ALTERED)
 def test_logits_that_are_not_the_head_s_plain_output_are_refused_by_name(difference, model_type):
     settings, named = ALTERED[model_type]

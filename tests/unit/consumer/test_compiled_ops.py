@@ -75,6 +75,7 @@ def forward_backward(model: PreTrainedModel, num_tokens: int = 15) -> list[Tenso
     return [hidden.detach(), *(p.grad.clone() for p in model.base_model.parameters())]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
 def test_norms_rotary_embeddings_and_activations_are_compiled(name: str, dtype: torch.dtype, compiled) -> None:

@@ -65,6 +65,7 @@ def score(backend: Backend, model: str = "policy") -> Tensor:
     return backend.score([make_micro_batch(*SAMPLES)], model)[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("precision", "tied"), [("fp32", True), ("fp32", False), ("bf16", False)])
 def test_without_a_peer_the_weights_are_bit_for_bit_those_of_plain_training(
     save_model: Callable[..., Path], precision: str, tied: bool

@@ -52,6 +52,7 @@ def train(model_dir: Path, **settings: bool) -> tuple[dict[str, torch.Tensor], C
     return backend.policy.gradients, counts
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", MODELS)
 def test_gradients_are_the_same_and_every_layer_ran_twice(save_model: Callable[..., Path], model_type: str) -> None:
     model_dir = save_model(model_type, **MODELS[model_type])

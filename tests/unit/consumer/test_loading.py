@@ -60,6 +60,7 @@ def mapped_files() -> str:
     return Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_sharded", [False, True], ids=["plain", "fsdp2"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16], ids=str)

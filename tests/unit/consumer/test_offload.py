@@ -62,7 +62,8 @@ def bits_of(backend: Backend) -> dict[str, Tensor]:
     return found | state_of(backend)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_two_steps_have_the_bits_of_models_that_stay_where_they_are(
     model_dir: Path, tmp_path: Path, precision: str
 ) -> None:

@@ -29,6 +29,7 @@ def own(tmp_path: Path) -> Callable[[str], OptimizerConfig]:
     return lambda name: OptimizerConfig(optimizer=f"{tmp_path / 'own.py'}:{name}", learning_rate=1e-2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_an_optimizer_of_the_users_own_steps_as_the_same_one_built_in(
     model_dir: Path, own: Callable[[str], OptimizerConfig], precision: str
@@ -43,7 +44,8 @@ def test_an_optimizer_of_the_users_own_steps_as_the_same_one_built_in(
     assert all(map(torch.equal, exported(built_in).values(), exported(users).values()))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_an_optimizer_of_the_users_own_goes_on_bit_for_bit_and_its_groups_keep_their_rates(
     model_dir: Path, tmp_path: Path, own: Callable[[str], OptimizerConfig], precision: str
 ) -> None:
@@ -70,6 +72,7 @@ def test_the_checkpoint_of_another_optimizer_is_refused(
         make_backend(model_dir).restore(model_dir)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["adamw", "momentum"])
 def test_a_checkpoint_from_before_any_step_of_the_optimizer_resumes_bit_for_bit(

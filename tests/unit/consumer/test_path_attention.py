@@ -7,6 +7,7 @@ from consumer.models import path_attention
 from consumer.models.path_attention import ForBackward, Settings, add_path_gradients, attend_path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("has_flash", [True, False])
 @pytest.mark.parametrize("window", [None, 1, 4, 9, 100])
 @pytest.mark.parametrize(("length", "past"), [(1, 0), (7, 0), (7, 1), (8, 20), (3, 20), (17, 5)])

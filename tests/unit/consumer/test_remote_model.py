@@ -64,16 +64,15 @@ def test_scores_and_a_step_of_distillation_have_the_bits_of_models_on_the_traine
     local, remote = backend_of(model_dir, reference_dir=model_dir, teacher_dir=model_dir), backend_of(model_dir)
     remote.score_elsewhere({"reference", "teacher"}, scorers)
     loss = DistilledLoss(loss=PolicyLoss(), direction="reverse", kl_coeff=0.5)
-    for step in range(2):
-        for role in ("reference", "teacher"):
-            found = [backend.score(BATCHES, role) for backend in (local, remote)]
-            assert all(map(torch.equal, *found)) and len(found[1]) == len(BATCHES)
-        for backend in (local, remote):
-            hidden = backend.score(BATCHES, "teacher", "hidden")
-            pairs = zip(BATCHES, hidden, strict=True)
-            batches = [each.with_arrays(teacher_hidden=h.numpy()) for each, h in pairs]
-            backend.forward_backward(mini_batch(*batches, step=step), loss)
-            backend.optimizer_step(loss_scale=1.0, learning_rate=1e-2)
+    for role in ("reference", "teacher"):
+        found = [backend.score(BATCHES, role) for backend in (local, remote)]
+        assert all(map(torch.equal, *found)) and len(found[1]) == len(BATCHES)
+    for backend in (local, remote):
+        hidden = backend.score(BATCHES, "teacher", "hidden")
+        pairs = zip(BATCHES, hidden, strict=True)
+        batches = [each.with_arrays(teacher_hidden=h.numpy()) for each, h in pairs]
+        backend.forward_backward(mini_batch(*batches), loss)
+        backend.optimizer_step(loss_scale=1.0, learning_rate=1e-2)
     left, right = (backend.policy.masters() for backend in (local, remote))
     assert all(torch.equal(left[name], right[name]) for name in left)
 

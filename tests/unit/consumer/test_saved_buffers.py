@@ -66,10 +66,14 @@ def logprobs(model: PreTrainedModel) -> torch.Tensor:
     ("model_type", "settings"),
     [
         ("gemma4_text", GEMMA_4),
-        ("apertus", {name: value for name, value in SIZES.items() if name not in ("head_dim", "layer_types")}),
         ("gemma3", GEMMA_3),
+        pytest.param(
+            "apertus",
+            {name: value for name, value in SIZES.items() if name not in ("head_dim", "layer_types")},
+            marks=pytest.mark.full,
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_checkpoint_has_all_that_the_model_s_files_have_and_can_be_trained_on(
     tmp_path: Path, model_type: str, settings: dict
 ) -> None:

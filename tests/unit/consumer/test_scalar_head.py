@@ -1,5 +1,6 @@
 """Test models with a scalar head: how they are loaded, that their values are transformers', and their checkpoints."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -151,13 +152,14 @@ def test_a_checkpoint_loads_as_a_classifier_of_one_label_and_resumes_to_the_same
         assert torch.equal(weight, resumed.policy.parameters.local[name]), name
 
 
-@pytest.fixture
-def of_tokens(model_dir: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def of_tokens(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier of tokens with one label, whose bias is 0.25."""
+    directory = tmp_path_factory.mktemp("tokens")
     model = AutoModelForTokenClassification.from_pretrained(model_dir, num_labels=1)
     torch.nn.init.constant_(model.score.bias, 0.25)
-    model.save_pretrained(tmp_path / "tokens")
-    return tmp_path / "tokens"
+    model.save_pretrained(directory)
+    return directory
 
 
 def test_values_of_a_classifier_of_tokens_have_its_bias(of_tokens: Path) -> None:
@@ -198,13 +200,14 @@ def test_a_classifier_of_tokens_is_saved_as_one_and_resumes_to_the_same_bits(of_
 
 @pytest.mark.parametrize("lacking", ["score.bias", "score.weight"])
 def test_a_classifier_of_tokens_without_a_part_of_its_head_is_refused_by_its_name(
-    of_tokens: Path, lacking: str
+    of_tokens: Path, tmp_path: Path, lacking: str
 ) -> None:
     weights = load_file(of_tokens / "model.safetensors")
     del weights[lacking]
-    save_file(weights, of_tokens / "model.safetensors", {"format": "pt"})
+    shutil.copy(of_tokens / "config.json", tmp_path)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match=f"Qwen3ForTokenClassification differ: the files lack {lacking}, which"):
-        load(of_tokens)
+        load(tmp_path)
 
 
 def test_without_a_given_padding_token_the_models_own_is_kept_or_its_end_of_sequence_taken(

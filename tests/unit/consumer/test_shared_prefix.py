@@ -120,6 +120,7 @@ def test_log_probabilities_and_gradients_are_those_of_each_sample_alone(name: st
     assert gradient_error(name, make(name)) < 1e-5
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHECKPOINTED)
 def test_recomputed_activations_attend_to_shared_prefixes_too(name: str) -> None:
     assert gradient_error(name, prepare(make(name), gradient_checkpointing=True)) < 1e-5
@@ -189,7 +190,7 @@ def group_of(num_prompt: int, num_responses: int, length: int) -> list[Sample]:
 @pytest.mark.parametrize("response", [8, 40])
 def test_keys_and_values_of_each_path_come_on_top_of_the_tokens_that_are_counted(response: int) -> None:
     """Models that differ in their key and value heads alone tell these from the rest."""
-    prompt, number, on_top = 400, 16, dict[int, int]()
+    prompt, number, on_top = 400, 8, dict[int, int]()
     group, counted = group_of(prompt, number, response), prompt + number * response
     for heads in (2, 4):
         model = make_model("llama", **{**SIZES, "num_key_value_heads": heads})

@@ -17,7 +17,7 @@ def set_to(parameters: list[torch.nn.Parameter], value: float) -> None:
 
 
 def values(parameters: list[torch.nn.Parameter]) -> set[float]:
-    return {value for parameter in parameters for value in parameter.flatten().tolist()}
+    return {value for parameter in parameters for value in parameter.unique().tolist()}
 
 
 def test_the_newest_versions_are_kept_and_seen_in_place_of_the_live_ones() -> None:

@@ -156,13 +156,23 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
             name = word.strip("./").removeprefix("./") if not word.startswith(".ci") else word
             is_source = re.search(r"\.(py|sh|md|toml)$", name) and Path(name).name not in own
             is_path = "/" in name and name.split("/")[0] in FOLDERS and name not in METRICS
-            if (is_source or is_path) and not is_there(name, page):
+            if (is_source or is_path) and not is_there(name):
                 missing.append(word)
     assert not missing, missing
 
 
-def is_there(name: str, page: Path) -> bool:
+@cache
+def ends_of_paths() -> frozenset[str]:
+    """Every file and folder, as a path from the root and from each folder above it."""
+    parts = [path.split("/") for path in files()]
+    return frozenset("/".join(each[start:]) for each in parts for start in range(len(each)))
+
+
+@cache
+def is_there(name: str) -> bool:
     """True if `name` is a file or folder: from the root, from the page, or the end of a path (data/dataset.py)."""
+    if "*" not in name:
+        return name in ends_of_paths()
     return any(fnmatch.fnmatch(path, pattern) for pattern in (name, f"*/{name}") for path in files())
 
 

@@ -25,7 +25,7 @@ collect_ignore = [] if os.environ.get("COATI_EMULATED_GPU_HOME") else ["emulated
 TIMEOUTS_S = {"tests/faults/": 900, "tests/integration/runs/": 900}  # elsewhere pyproject.toml's
 SHARING = (
     *(f"tests/integration/{name}/" for name in ("consumer", "engines", "tinker")),
-    *("tests/unit/algorithms/test_peer", "tests/unit/engines/test_vllm_"),
+    *("tests/unit/algorithms/test_peer", "tests/unit/engines/test_vllm_", "tests/unit/transport/"),
 )
 
 

@@ -23,8 +23,8 @@ CPU = torch.device("cpu")
 
 
 def big_weights() -> list[tuple[str, torch.Tensor]]:
-    """96 MiB: far more than the sockets' buffers hold, so that a peer that does not read is noticed."""
-    return [(f"layer{i}", torch.full((4 * 2**20,), float(i))) for i in range(6)]
+    """48 MiB: more than the sockets' buffers hold, so that a peer that does not read is noticed."""
+    return [(f"layer{i}", torch.full((2 * 2**20,), float(i))) for i in range(6)]
 
 
 def say(line: str) -> None:
@@ -47,7 +47,7 @@ def send_twice(backend: CollectiveBackend, directory: Path, timeout_s: float) ->
     (invitation,) = sender.open([1])
     say(invitation.to_json())
     weights = big_weights()
-    manifest = build_manifest(weights, policy_version=1, bucket_bytes=2**20)
+    manifest = build_manifest(weights, policy_version=1, bucket_bytes=2**19)
     say(manifest.to_json())
     for _ in range(2):
         say("sending")

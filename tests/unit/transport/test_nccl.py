@@ -1,12 +1,16 @@
-"""Test what is asked of NCCL through the real cupy, without a GPU: in place of libnccl stands stub_nccl.c."""
+"""Test what is asked of NCCL without a GPU: with --all through the real cupy, libnccl's place being stub_nccl.c's."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from coati_rl.errors import TransferError
+from coati_rl.transport import nccl
 
 ROOT = Path(__file__).parents[3]
 STUB = Path(__file__).with_name("stub_nccl.c")
@@ -52,8 +56,20 @@ def test_a_rank_joins_with_the_id_that_another_has_made(seen: dict[str, str]) ->
     assert seen["joined"] == "NcclCommunicator"
 
 
+@pytest.mark.full
 def test_what_cupy_and_nccl_refuse_is_a_transfer_error(seen: dict[str, str]) -> None:
     assert seen["another id"] == "rank 1 of 2, connecting: NCCL_ERROR_INVALID_USAGE: invalid usage"
     assert seen["half an id"] == "rank 1 of 2, connecting: commId length 64 != 128."
     assert seen["no id"].startswith("rank 1 of 2, connecting: non-hexadecimal number")
     assert seen["no such rank"] == "rank 2 of 2, connecting: NCCL_ERROR_INVALID_ARGUMENT: invalid argument"
+
+
+def test_what_a_communicator_raises_is_a_transfer_error_that_names_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(world_size: int, unique_id: bytes, rank: int) -> None:
+        assert (world_size, len(unique_id), rank) == (2, 128, 1)
+        raise RuntimeError("NCCL_ERROR_INVALID_USAGE: invalid usage")  # as cupy's NcclError is
+
+    monkeypatch.setattr(nccl, "_import_nccl", lambda: SimpleNamespace(NcclCommunicator=refuse))
+    for unique_id, reason in (("00" * 128, "NCCL_ERROR_INVALID_USAGE: invalid usage"), ("xyz", "non-hexadecimal")):
+        with pytest.raises(TransferError, match=f"rank 1 of 2, connecting: {reason}"):
+            nccl.connect(unique_id=unique_id, rank=1, world_size=2)

@@ -15,9 +15,9 @@ from tests.unit.transport.test_wire_faults import takes
 
 # The files of one transfer are written and awaited as in that of a receiver's faults, which has them in the fast suite.
 pytestmark = pytest.mark.parametrize("backend", ["gloo", "shm", pytest.param("file", marks=pytest.mark.full)])
-WEIGHTS = big_weights()  # of 16 MiB each
+WEIGHTS = big_weights()  # of 8 MiB each
 STAGES = [WEIGHTS[:3], WEIGHTS[3:]]
-MANIFEST = announce(STAGES, bucket_bytes=2**20)  # each in 16 buckets
+MANIFEST = announce(STAGES, bucket_bytes=2**19)  # each in 16 buckets
 
 
 def failures(futures) -> list[str]:
@@ -31,7 +31,7 @@ def test_the_error_of_a_sender_reaches_every_other_member(sender):
     receivers = Receivers(sender.open([1, 1], num_senders=3), [1, 1])
     others = OtherSenders(sender.sender_invitations)
     stages = [WEIGHTS[:2], WEIGHTS[2:4], WEIGHTS[4:]]
-    manifest = announce(stages, bucket_bytes=2**20)
+    manifest = announce(stages, bucket_bytes=2**19)
 
     def gather() -> Iterator[tuple[str, torch.Tensor]]:
         yield stages[1][0]
@@ -146,7 +146,7 @@ def test_a_sender_that_never_joins_is_named_on_every_other_member(sender):
     assert all("rank 0 gave up: rank 0 of 4, joining: waiting for rank 1" in m for m in failures([receiving, sending]))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.full
 def test_cancelling_on_rank_0_ends_the_transfer_for_everyone(sender, second_sender):
     peer, receivers = second_sender
     peer.send_signal(signal.SIGSTOP)
@@ -180,7 +180,7 @@ def test_an_engine_that_dies_ends_the_transfer_for_the_sender_whose_turn_it_is(s
         assert "rank 0 gave up: " in failures([sending])[0]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.full
 def test_after_a_failure_a_new_group_works(sender, second_sender):
     peer, _ = second_sender
     peer.kill()

@@ -18,6 +18,7 @@ from coati_rl.transport.wire import receive
 from tests.unit.transport.peer import big_weights
 from tests.unit.transport.receivers import CPU, Receivers
 
+WEIGHTS = big_weights()
 SLACK_S = 10.0  # the machine may be busy; a hang would be the 60 s that the transfers are allowed
 
 
@@ -31,10 +32,10 @@ def takes(at_least_s: float, *, slack_s: float = SLACK_S) -> Iterator[None]:
 @pytest.fixture
 def receiver(sender, spawn_peer):
     """A process that has received one update and waits for the next."""
-    manifest = build_manifest(big_weights(), policy_version=1, bucket_bytes=2**20)
+    manifest = build_manifest(WEIGHTS, policy_version=1, bucket_bytes=2**19)
     (invitation,) = sender.open([1])
     peer = spawn_peer("receive", invitation.to_json(), manifest.to_json(), "60")
-    digest = sender.send(manifest, big_weights(), timeout_s=60.0)
+    digest = sender.send(manifest, WEIGHTS, timeout_s=60.0)
     assert peer.stdout.readline().strip() == digest
     return peer, manifest
 
@@ -44,7 +45,7 @@ def test_a_receiver_that_died_ends_the_senders_transfer_at_once(sender, receiver
     peer.kill()
     peer.wait()
     with takes(0.0), pytest.raises(TransferError, match=r"rank 0 of 2, .* rank 1") as caught:
-        sender.send(manifest, big_weights(), timeout_s=60.0)
+        sender.send(manifest, WEIGHTS, timeout_s=60.0)
     assert not isinstance(caught.value, TransferTimeoutError)
 
 
@@ -53,7 +54,7 @@ def test_a_receiver_that_dies_in_mid_transfer_does_too(sender, receiver):
     peer.send_signal(signal.SIGSTOP)
     threading.Timer(0.5, peer.kill).start()
     with takes(0.5), pytest.raises(TransferError, match=r"rank 0 of 2, .* rank 1") as caught:
-        sender.send(manifest, big_weights(), timeout_s=60.0)
+        sender.send(manifest, WEIGHTS, timeout_s=60.0)
     assert not isinstance(caught.value, TransferTimeoutError)
 
 
@@ -63,12 +64,12 @@ def test_a_receiver_that_stalls_ends_the_senders_transfer_at_the_deadline(sender
     peer.send_signal(signal.SIGSTOP)
     waited_for = {
         "gloo": "sending bucket .*",
-        "shm": "(sending bucket .*|preparing for version 1: sharing 100663296 bytes of rank 0.*)",
+        "shm": "(sending bucket .*|preparing for version 1: sharing 50331648 bytes of rank 0.*)",
         "file": "receiving the digest of version 1 from rank 1",  # files are written whether they are read or not
     }
     message = rf"rank 0 of 2, {waited_for[backend]}: not done within 1.5 s"
     with takes(1.5), pytest.raises(TransferTimeoutError, match=message):
-        sender.send(manifest, big_weights(), timeout_s=1.5)
+        sender.send(manifest, WEIGHTS, timeout_s=1.5)
     assert not sender.is_open
 
 
@@ -78,7 +79,7 @@ def test_a_transfer_can_be_cancelled_from_another_thread(sender, receiver):
     peer.send_signal(signal.SIGSTOP)
     threading.Timer(0.5, sender.cancel).start()
     with takes(0.5), pytest.raises(TransferError, match="cancelled"):
-        sender.send(manifest, big_weights(), timeout_s=60.0)
+        sender.send(manifest, WEIGHTS, timeout_s=60.0)
 
 
 @pytest.fixture
@@ -124,11 +125,11 @@ def test_joining_a_sender_that_stalls_ends_at_the_deadline(spawn_peer, directory
 
 
 def test_a_member_that_never_comes_is_named_on_every_other_rank(sender):
-    manifest = build_manifest(big_weights(), policy_version=1)
+    manifest = build_manifest(WEIGHTS, policy_version=1)
     first, _ = sender.open([1, 1])
     (future,) = Receivers([first], [1]).start(manifest, timeout_s=60.0)
     with takes(1.0), pytest.raises(TransferTimeoutError, match="rank 0 of 3, joining: waiting for rank 2: not done"):
-        sender.send(manifest, big_weights(), timeout_s=1.0)
+        sender.send(manifest, WEIGHTS, timeout_s=1.0)
     with pytest.raises(TransferError, match=r"rank 1 of 3, joining: .*rank 0 gave up: .*waiting for rank 2"):
         future.result(timeout=60.0)
 
@@ -137,7 +138,7 @@ def test_waiting_for_members_can_be_cancelled(sender):
     sender.open([1])
     threading.Timer(0.2, sender.cancel).start()
     with takes(0.2), pytest.raises(TransferError, match="cancelled"):
-        sender.send(build_manifest(big_weights(), policy_version=1), big_weights(), timeout_s=60.0)
+        sender.send(build_manifest(WEIGHTS, policy_version=1), WEIGHTS, timeout_s=60.0)
 
 
 @pytest.mark.sampled(3)
@@ -145,13 +146,13 @@ def test_after_a_failure_a_new_group_works(sender, receiver):
     peer, manifest = receiver
     peer.kill()
     with pytest.raises(TransferError):
-        sender.send(manifest, big_weights(), timeout_s=60.0)
+        sender.send(manifest, WEIGHTS, timeout_s=60.0)
     (future,) = Receivers(sender.open([1]), [1]).start(manifest)
-    assert sender.send(manifest, big_weights(), timeout_s=60.0) == future.result(timeout=60.0).digest
+    assert sender.send(manifest, WEIGHTS, timeout_s=60.0) == future.result(timeout=60.0).digest
 
 
 def test_a_receiver_that_gives_up_tells_the_sender_why(sender):
-    manifest = build_manifest(big_weights(), policy_version=1)
+    manifest = build_manifest(WEIGHTS, policy_version=1)
     (invitation,) = sender.open([1])
 
     def join_and_leave() -> None:
@@ -159,15 +160,15 @@ def test_a_receiver_that_gives_up_tells_the_sender_why(sender):
 
     threading.Thread(target=join_and_leave).start()
     with takes(0.0), pytest.raises(TransferError, match=r"rank 0 of 2, .*rank 1 gave up: out of memory"):
-        sender.send(manifest, big_weights(), timeout_s=60.0)
+        sender.send(manifest, WEIGHTS, timeout_s=60.0)
 
 
 def test_the_senders_own_error_reaches_the_receiver(sender):
-    manifest = build_manifest(big_weights(), policy_version=1)
+    manifest = build_manifest(WEIGHTS, policy_version=1)
     (future,) = Receivers(sender.open([1]), [1]).start(manifest, timeout_s=60.0)
 
     def gather() -> Iterator[tuple[str, object]]:
-        yield big_weights()[0]
+        yield WEIGHTS[0]
         raise ZeroDivisionError("in the trainer")
 
     with takes(0.0), pytest.raises(ZeroDivisionError):
@@ -178,8 +179,8 @@ def test_the_senders_own_error_reaches_the_receiver(sender):
 
 def test_a_member_that_dies_while_others_are_awaited_is_named_at_once(sender):
     first, _ = sender.open([1, 1])
-    (future,) = Receivers([first], [1]).start(build_manifest(big_weights(), policy_version=1), timeout_s=0.5)
+    (future,) = Receivers([first], [1]).start(build_manifest(WEIGHTS, policy_version=1), timeout_s=0.5)
     with takes(0.5), pytest.raises(TransferError, match="rank 0 of 3, joining: waiting for rank 2: rank 1 gave up"):
-        sender.send(build_manifest(big_weights(), policy_version=1), big_weights(), timeout_s=60.0)
+        sender.send(build_manifest(WEIGHTS, policy_version=1), WEIGHTS, timeout_s=60.0)
     with pytest.raises(TransferTimeoutError):
         future.result(timeout=60.0)

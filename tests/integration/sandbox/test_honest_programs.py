@@ -28,7 +28,10 @@ def test_there_are_enough_and_no_two_have_one_name_or_one_text() -> None:
     assert Counter(program.response for program in PROGRAMS).most_common(1)[0][1] == 1
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(each, marks=[pytest.mark.full] * (n % 3 > 0), id=each.name) for n, each in enumerate(PROGRAMS)],
+)
 def test_an_honest_program_is_right(program: HonestProgram, reward: CodeReward) -> None:
     (found,) = once_decided(
         lambda: [*reward.score([program.response], Problem(ground_truth=program.tests))],

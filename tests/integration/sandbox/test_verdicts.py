@@ -20,6 +20,7 @@ from tests.integration.sandbox.attacks_on_verdicts import OF_PROGRAMS, OF_PROGRA
 from tests.integration.sandbox.running import once_decided, own_processes
 
 SPEC = RewardSpec(reward_type="code", timeout_s=20.0, test_timeout_s=0.5)
+(ENDLESS,) = (each for each in OF_FUNCTIONS if each.name == "a list without end")  # half a second each time
 SUM = json.dumps({"inputs": ["1 2\n", "10 -3\n"], "outputs": ["3\n", "7\n"]})
 RIGHT = "a, b = map(int, input().split())\nprint(a + b)"
 
@@ -84,7 +85,8 @@ def test_a_program_that_does_not_know_the_answer_is_wrong(forgery: Forgery, judg
 @pytest.mark.parametrize("forgery", OF_FUNCTIONS, ids=lambda forgery: forgery.name)
 def test_a_function_that_does_not_know_the_answer_is_wrong(forgery: Forgery, judge: Judge) -> None:
     answer = secrets.token_hex(16)
-    for value in (answer, [answer], {"answer": answer}):
+    values = (answer, [answer], {"answer": answer})
+    for value in values[:1] if forgery is ENDLESS else values:
         ground_truth = json.dumps({"fn_name": "f", "inputs": [[[1]]], "outputs": [json.dumps(value)]})
         assert_wrong(judge, forgery, ground_truth)
 
@@ -105,6 +107,7 @@ def test_converting_an_integer_that_takes_too_long_ends_at_the_limit_of_cpu_time
         assert "more than 0.5 s of CPU time" in found.detail
 
 
+@pytest.mark.full
 def test_a_program_with_a_low_priority_on_a_busy_machine_is_too_slow_not_invalid(judge: Judge) -> None:
     source = """
 import os

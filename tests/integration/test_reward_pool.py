@@ -46,8 +46,8 @@ def own(own_of_module: Own) -> Own:
 
 
 @pytest.fixture(scope="module")
-def boxed() -> Iterator[RewardPool]:
-    with RewardPool(BOXED, num_workers=2) as pool:
+def two_workers(own_of_module: Own) -> Iterator[RewardPool]:
+    with RewardPool(own_of_module.score, num_workers=2) as pool:
         yield pool
 
 
@@ -57,20 +57,18 @@ def one_worker(own_of_module: Own) -> Iterator[RewardPool]:
         yield pool
 
 
-def test_a_group_is_scored_in_the_order_of_its_responses(boxed: RewardPool) -> None:
-    future = boxed.submit([r"\boxed{4}", r"\boxed{5}", "no box", r"\boxed{5.0}", r"\boxed{-5}"], FIVE)
+def test_a_group_is_scored_in_the_order_of_its_responses(two_workers: RewardPool) -> None:
+    future = two_workers.submit(["4", "5", "no number", "5", "-5"], FIVE)
     assert [score.verdict for score in future.result(60)] == ["wrong", "ok", "wrong", "ok", "wrong"]
 
 
-def test_many_groups_are_in_flight_at_once_and_none_is_lost(boxed: RewardPool) -> None:
-    futures = [
-        boxed.submit([rf"\boxed{{{number}}}", r"\boxed{x}"], Problem(ground_truth=str(number))) for number in range(200)
-    ]
+def test_many_groups_are_in_flight_at_once_and_none_is_lost(two_workers: RewardPool) -> None:
+    futures = [two_workers.submit([str(number), "x"], Problem(ground_truth=str(number))) for number in range(200)]
     assert {tuple(score.verdict for score in future.result(60)) for future in futures} == {("ok", "wrong")}
 
 
-def test_an_empty_group_has_no_scores(boxed: RewardPool) -> None:
-    assert boxed.submit([], FIVE).result(0) == []
+def test_an_empty_group_has_no_scores(two_workers: RewardPool) -> None:
+    assert two_workers.submit([], FIVE).result(0) == []
 
 
 def test_the_time_limit_holds_inside_one_instruction_and_costs_its_own_sample_only(one_worker: RewardPool) -> None:

@@ -53,6 +53,7 @@ def test_workers_are_children_of_one_process_which_collects_and_replaces_those_t
         assert pool.worker_pids()[:2] == [parent, second]
 
 
+@pytest.mark.full
 def test_a_fork_server_that_is_killed_while_idle_is_replaced(own: Own) -> None:
     with RewardPool(own.score, num_workers=2, timeout_s=60.0) as pool:
         ready_workers(pool, 2)
@@ -73,6 +74,7 @@ def test_a_fork_server_that_is_killed_at_work_costs_an_attempt(own: Own) -> None
         assert own.calls().count("sleep 1") == 2
 
 
+@pytest.mark.full
 def test_a_fork_server_that_is_killed_at_its_start_is_replaced(own: Own) -> None:
     with RewardPool(own.score, timeout_s=60.0) as pool:
         wait_until(lambda: len(pool.worker_pids()) == 1)

@@ -40,6 +40,7 @@ def test_two_clients_share_a_service_and_none_gets_the_scores_of_the_other(servi
     assert verdicts == {("ok", "wrong", "wrong")}
 
 
+@pytest.mark.full
 def test_a_full_queue_makes_the_client_wait_and_succeed(own: str) -> None:
     with ServiceProcess("--timeout-s", "1", "--max-queued", "1", reward_type=own) as service:
         scorer = RemoteScorer(service.url, token=TOKEN, timeout_s=60.0)
@@ -111,6 +112,7 @@ def test_the_check_accepts_a_service_and_names_a_wrong_token_and_a_wrong_reward_
         check_service(service.url, token=TOKEN, reward_type="code")
 
 
+@pytest.mark.full
 def test_the_check_waits_for_a_service_that_is_being_started(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewards.remote.client._CHECK_S", 60.0)  # for a busy machine
     with socket.create_server((HOST, 0)) as listener:

@@ -92,6 +92,7 @@ def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert f"--port {port}: cannot listen: " in output
 
 
+@pytest.mark.full
 def test_a_refusal_is_the_exit_code_of_the_process() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "COATI_REWARD_TOKEN"}
     command = [sys.executable, "-m", "rewards", "serve", "--type", "boxed"]

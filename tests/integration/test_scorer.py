@@ -59,10 +59,14 @@ def scores_of(make_scorer: Callable[[], GroupScorer], responses: list[str], grou
 
 
 def test_rewards_and_weights_of_the_command_line_score_a_group(factory, own) -> None:
-    name = own("def score(queries, prompts, labels): return [-float(len(query)) for query in queries]\n")
-    first, second = scores_of(factory(f"-rt boxed=1,{name}=0.125"), [r"\boxed{5}", r"\boxed{4}!"], "5")
-    assert (first.reward, first.verdict, first.breakdown) == (1 - 9 / 8, "ok", {"boxed": 1.0, "mine.score": -9.0})
-    assert (second.reward, second.verdict, second.breakdown) == (-10 / 8, "wrong", {"boxed": 0.0, "mine.score": -10.0})
+    name = own(
+        "def score(queries, prompts, labels): return [-float(len(query)) for query in queries]\n"
+        "def equals(response, ground_truth): return float(response == ground_truth)\n"
+    )
+    equals = name.replace(":score", ":equals")  # without the imports of math answers, which take a second
+    first, second = scores_of(factory(f"-rt {equals}=1,{name}=0.125"), ["5", "4!"], "5")
+    assert (first.reward, first.verdict, first.breakdown) == (1 - 1 / 8, "ok", {"mine.equals": 1.0, "mine.score": -1.0})
+    assert (second.reward, second.verdict, second.breakdown) == (-2 / 8, "wrong", {"mine.equals": 0.0, "mine.score": -2.0})
 
 
 @pytest.mark.full
@@ -102,6 +106,7 @@ def test_what_a_function_raises_or_prints_reaches_nobody_but_its_sample(factory,
     assert "Traceback" in output.err, "for the producer's log"
 
 
+@pytest.mark.full
 def test_a_function_that_ends_its_process_costs_its_sample_only(factory, own) -> None:
     name = own("import os\ndef score(response, ground_truth):\n    return os._exit(1) if response == 'bad' else 1\n")
     assert [score.verdict for score in scores_of(factory(f"-rt {name}"), ["a", "bad", "a"])] == ["ok", "invalid", "ok"]

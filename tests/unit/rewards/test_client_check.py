@@ -8,7 +8,7 @@ import pytest
 from coati_rl import __version__
 from coati_rl.errors import ConfigError
 from rewards.remote.client import RemoteScorer, check_service, token_from_environment
-from tests.unit.rewards.http_server import Script, ScriptedServer, free_port_url
+from tests.unit.rewards.http_server import Script, ScriptedServer, free_port_url, reset
 
 HEALTH = {"status": "ok", "reward_type": "boxed", "version": __version__, "num_workers": 1, "queued": 0}
 
@@ -86,6 +86,12 @@ def test_the_check_of_a_service_that_is_away_ends_and_says_how_to_start_one(monk
     monkeypatch.setattr("rewards.remote.client._CHECK_S", 0.5)
     with pytest.raises(ConfigError, match=r"no reward service answers.*start one with python -m rewards serve"):
         check_service(free_port_url(), token="secret")
+
+
+def test_the_check_waits_for_a_service_that_does_not_answer_yet() -> None:
+    with ScriptedServer(reset, (503, {}, b""), reply(HEALTH), reply({"scores": []})) as server:
+        check_service(server.url, token="secret", reward_type="boxed")
+    assert [path for _, path, _, _ in server.requests] == ["/health", "/health", "/health", "/score"]
 
 
 def test_a_service_of_another_version_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:

@@ -47,9 +47,10 @@ OTHERS = [
 
 
 @pytest.fixture(scope="module")
-def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("experts")
-    for name, (architecture, settings) in EXPERTS.items():
+    for name in EXPERTS if request.config.getoption("--all") else [FEW]:
+        architecture, settings = EXPERTS[name]
         save_with_reference(root / name, architecture, **settings)
     return root
 

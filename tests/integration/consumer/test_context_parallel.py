@@ -61,9 +61,11 @@ def marked(run: Run) -> Any:
 
 
 @pytest.fixture(scope="module")
-def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
-    for name, (architecture, settings) in (MODELS | OTHER_MODELS).items():
+    models = MODELS | OTHER_MODELS
+    for name in models if request.config.getoption("--all") else (FIRST, WINDOW):
+        architecture, settings = models[name]
         save_with_reference(root / name, architecture, **settings)
     return root
 

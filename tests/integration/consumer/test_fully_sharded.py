@@ -37,9 +37,11 @@ OF_EVERY_LOSS = (Run("fsdp2_tp2_dp2", "fp32"), Run("fsdp2_dp2_copies2", "fp32"))
 
 
 @pytest.fixture(scope="module")
-def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
-    for name, (architecture, settings) in (MODELS | OTHER_MODELS | {"qwen3_moe": EXPERTS["qwen3_moe"]}).items():
+    models = MODELS | OTHER_MODELS | {"qwen3_moe": EXPERTS["qwen3_moe"]}
+    for name in models if request.config.getoption("--all") else (FIRST, "qwen3_moe"):
+        architecture, settings = models[name]
         save_with_reference(root / name, architecture, **settings)
     return root
 

@@ -61,7 +61,8 @@ def trained(
 
     @functools.cache
     def results(run: Run) -> Trained:
-        trials = trials_of(run, is_all=run in (*OF_EVERY_LOSS, ALONE))
+        chosen = trials_of(run, is_all=run in (*OF_EVERY_LOSS, ALONE))
+        trials = [trial._replace(num_steps=NUM_STEPS) for trial in chosen]
         trainers.launch_and_check(take_trials, out_dir, model_root, [(run, trials)], world_size=run.world_size)
         return Trained(model_root, run, trials, out_dir)
 

@@ -191,7 +191,7 @@ def test_with_other_settings_everything_is_sampled_again(ahead_of_checkpoint, ru
     assert {group.temperature for group in trace.groups} == {0.5} and len(trace.groups) == 8
 
 
-@pytest.mark.parametrize("temperature", [0.5, pytest.param(1.0, marks=pytest.mark.full)])
+@pytest.mark.parametrize("temperature", [pytest.param(0.5, marks=pytest.mark.full), 1.0])
 def test_rollouts_of_a_resumption_with_other_settings_are_those_of_no_later_one(
     ahead_of_checkpoint, run_in_threads, prompts, temperature
 ):

@@ -1,16 +1,15 @@
 """Provide TRL to the tests of this directory."""
 
-import os
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
+
+from tests.unit.algorithms.importing_trl import importing_trl
 
 
 @pytest.fixture(scope="module")
 def trl():
-    """Importing TRL takes seconds, and sets environment variables that are not for the tests that follow."""
-    with mock.patch.dict(os.environ, TRL_EXPERIMENTAL_SILENCE="1"):
+    with importing_trl():
         import trl.rewards
         from trl.experimental.gmpo.gmpo_trainer import GMPOTrainer
         from trl.trainer.grpo_trainer import GRPOTrainer

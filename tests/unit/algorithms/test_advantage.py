@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from coati_rl.algorithms.advantage import ADVANTAGE_ESTIMATORS, group_advantages, needs_baseline
+from tests.examples import examples
 from tests.unit.algorithms import oracle
 
 ESTIMATORS = tuple(ADVANTAGE_ESTIMATORS)
@@ -45,7 +46,7 @@ def test_value_of_the_rewards_1_0_5_2(name: str, expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-@settings(max_examples=60, deadline=None)
+@examples(120)
 @given(rewards=st.lists(st.floats(-1e3, 1e3) | st.sampled_from([0.0, 0.7, 1.0]), min_size=2, max_size=9))
 def test_value_of_any_group_is_the_formulas(name: str, rewards: list[float]) -> None:
     assume(max(rewards) - min(rewards) > 1e-9)  # all but equal: both are rounding errors of the deviation

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coati_rl.algorithms.aggregation import loss_scale, token_weight
+from tests.examples import examples
 from tests.unit.algorithms.oracle import aggregated
 
 MODES = ("sample_level", "token_level", "constant")
@@ -37,6 +38,7 @@ def test_value_of_three_samples(mode: str, expected: float) -> None:
     assert aggregate(TERMS, mode) == pytest.approx(expected, rel=1e-15)
 
 
+@examples(150)
 @pytest.mark.parametrize("mode", MODES)
 @given(samples=st.lists(st.lists(TERM, min_size=1, max_size=6), min_size=1, max_size=6), max_length=st.integers(6, 100))
 def test_value_of_any_samples_is_the_formulas(mode: str, samples: list[list[float]], max_length: int) -> None:

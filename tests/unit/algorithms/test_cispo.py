@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from coati_rl.algorithms.policy_loss import cispo_terms
+from tests.examples import examples
 from tests.unit.algorithms.oracle import cispo_term
 
 BOUNDS = {"clip_low": 0.5, "clip_high": 3.0}
@@ -48,7 +49,7 @@ TOKEN = st.tuples(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(150)
 @given(
     tokens=st.lists(TOKEN, min_size=1, max_size=6), low=st.sampled_from([0.2, 1.0]), high=st.sampled_from([0.2, 4.0])
 )

@@ -8,13 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coati_rl.algorithms.advantage import decoupled_advantages
 from coati_rl.algorithms.token_advantages import advantage_sums, whiten
+from tests.examples import examples
 from tests.unit.algorithms import oracle
 from tests.unit.algorithms.batches import lay_out, numbers, random_samples, to_micro_batch
+from tests.unit.algorithms.importing_trl import importing_trl
 
 ALL = np.ones(4, dtype=bool)
 
@@ -39,7 +41,7 @@ def test_rewards_of_another_shape_are_refused():
         decoupled_advantages(np.zeros((4, 2)), ALL, weights=[1.0])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(120)
 @given(
     rewards=st.lists(st.tuples(*[st.sampled_from([0.0, 0.25, 1.0, -3.0])] * 3), min_size=2, max_size=8),
     weights=st.tuples(*[st.floats(-2, 2)] * 3),
@@ -80,7 +82,8 @@ def whitened_samples(advantages):
 
 def trls_advantages(rewards, weights, group_size, *, eps="1e-4"):
     """Run TRL's own lines of the branch normalize_then_sum, with its eps or another."""
-    from trl.trainer import grpo_trainer
+    with importing_trl():
+        from trl.trainer import grpo_trainer
 
     source = inspect.getsource(grpo_trainer.GRPOTrainer)
     branch = source.partition('self.multi_objective_aggregation == "normalize_then_sum":\n')[2]

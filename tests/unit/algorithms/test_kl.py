@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coati_rl.algorithms.kl import kl_terms
+from tests.examples import examples
 from tests.unit.algorithms.oracle import kl_term
 
 ESTIMATORS = ("k1", "k2", "k3")
@@ -40,7 +41,7 @@ def test_value_its_mean_over_the_policys_tokens_is_the_kl_divergence(estimator: 
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@settings(max_examples=60, deadline=None)
+@examples(120)
 @given(
     policy=st.lists(st.floats(-30, 0), min_size=1, max_size=5),
     difference=st.lists(st.floats(-19, 19) | st.sampled_from([0.0, 30.0]), min_size=5, max_size=5),

@@ -5,11 +5,12 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coati_rl.algorithms.token_advantages import subtract_kl_to_go
 from coati_rl.batch import MicroBatch
+from tests.examples import examples
 from tests.micro_batches import grid_micro_batch
 from tests.unit.algorithms.batches import Batch, lay_out, numbers, random_samples, to_micro_batch
 from tests.unit.algorithms.oracle import Sample, kl_term, minus_kl_to_go
@@ -62,7 +63,7 @@ def test_value_a_clamp_bounds_each_token_before_the_sum() -> None:
     assert numbers(sums) == {"kl_sum": 4.0}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(120)
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=5),
     seed=st.integers(0, 1000),

@@ -9,12 +9,13 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.algorithms.sums import merge_sums
+from tests.examples import examples
 from tests.unit.algorithms.batches import LEAVES, POISON, POISONED, evaluate, lay_out, numbers, random_samples
 
 LN2 = math.log(2)
@@ -127,7 +128,7 @@ def test_mask_padding_of_any_content_changes_nothing(loss: PolicyLoss, poison: f
     assert all(torch.equal(found_gradients[name], gradients[name]) for name in LEAVES)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(60)
 @given(cuts=st.sets(st.integers(1, 5)), seed=st.integers(0, 100), loss=st.sampled_from(BY_TOKEN + BY_SAMPLE))
 def test_split_into_micro_batches_of_any_layout_adds_up_to_the_whole(
     cuts: set[int], seed: int, loss: PolicyLoss

@@ -17,7 +17,7 @@ from tests.unit.algorithms.trl_losses import L_MAX, LENGTHS, MEAN_OVER, SEEDS, a
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore:TRL currently supports vLLM")]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @SEEDS
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "bnpo", "dr_grpo"])
 @pytest.mark.parametrize("level", ["token", "sequence"])

@@ -1,13 +1,11 @@
 """Compare the divergence from a teacher with TRL's: value and gradient on the same hidden states and LM heads."""
 
-import os
-from unittest import mock
-
 import numpy as np
 import pytest
 import torch
 
 from coati_rl.ops.vocabulary_kl import vocabulary_kl_loss
+from tests.unit.algorithms.importing_trl import importing_trl
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore:TRL currently supports vLLM")]
 
@@ -17,8 +15,8 @@ BETA = {"forward": 0.0, "reverse": 1.0}
 
 @pytest.fixture(scope="module")
 def divergence_loss():
-    """`DistillationTrainer`'s own loss; importing TRL takes seconds, and sets environment variables."""
-    with mock.patch.dict(os.environ):
+    """`DistillationTrainer`'s own loss."""
+    with importing_trl():
         from trl.trainer.distillation_trainer import _chunked_divergence_loss
     return _chunked_divergence_loss
 

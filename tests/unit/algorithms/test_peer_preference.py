@@ -7,12 +7,10 @@ chosen completions' negative log-likelihood over the tokens of its micro-batch, 
 pair counts alike.
 """
 
-import os
 from collections import defaultdict
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from consumer.objectives.kto import Kto
 from consumer.objectives.preference import Preference
+from tests.unit.algorithms.importing_trl import importing_trl
 from tests.unit.algorithms.preference_oracle import Completion
 from tests.unit.algorithms.units import evaluate, evaluate_kto, micro_batches_of, random_completions, samples_of
 
@@ -30,7 +29,7 @@ pytestmark = [
 ]
 
 TRL_VERSION = "1.16.0"
-SEEDS = pytest.mark.parametrize("seed", range(4))
+SEEDS = pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3))])
 ONE_PROCESS = SimpleNamespace(device=torch.device("cpu"), gather=lambda x: x, gather_for_metrics=lambda x: x)
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/margins")
 COMMON = (*REWARDS, "rewards/accuracies", "logps/chosen", "logps/rejected")
@@ -38,9 +37,8 @@ COMMON = (*REWARDS, "rewards/accuracies", "logps/chosen", "logps/rejected")
 
 @pytest.fixture(scope="module")
 def trl() -> SimpleNamespace:
-    """Importing TRL takes seconds, and sets environment variables that are not for the tests that follow."""
     assert version("trl") == TRL_VERSION
-    with mock.patch.dict(os.environ):
+    with importing_trl():
         from trl.experimental.cpo import CPOTrainer
         from trl.experimental.orpo import ORPOTrainer
         from trl.trainer.dpo_trainer import DPOTrainer

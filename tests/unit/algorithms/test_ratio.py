@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coati_rl.algorithms.ratio import MAX_LOG_RATIO, count_samples, masked_log_ratio, ratio_of, sample_any, sample_mean
+from tests.examples import examples
 from tests.unit.algorithms.batches import lay_out, random_samples
 from tests.unit.algorithms.oracle import log_ratios
 
@@ -48,7 +49,7 @@ def test_gradient_of_a_sample_mean_is_shared_among_its_tokens() -> None:
     assert values.grad[MASK].tolist() == [1.5, 1.5, 5.0]
 
 
-@settings(max_examples=30, deadline=None)
+@examples(120)
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5), seed=st.integers(0, 1000))
 def test_value_of_any_layout_is_gspos_length_normalised_log_ratio(lengths: list[int], seed: int) -> None:
     samples = random_samples(lengths, seed=seed, spread=2.0)

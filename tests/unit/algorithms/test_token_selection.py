@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coati_rl.algorithms.loss import PolicyLoss
 from coati_rl.algorithms.token_selection import SelectedTokens, kth_largest, ordered_keys
 from coati_rl.batch import MicroBatch
+from tests.examples import examples
 from tests.unit.algorithms.batches import evaluate, lay_out, random_samples, to_micro_batch
 
 LENGTHS = (9, 1, 6, 12, 3, 8)
@@ -117,7 +118,7 @@ def test_without_the_lm_head_nothing_is_marked() -> None:
         assert selection([micro_batch], lambda sums: {}) == [micro_batch]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(150)
 @given(
     st.lists(
         st.lists(st.integers(0, 2**32 - 1) | st.sampled_from([0, 7, 255, 256]), max_size=9), min_size=1, max_size=3

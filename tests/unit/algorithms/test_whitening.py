@@ -6,13 +6,14 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from coati_rl.algorithms.sums import merge_sums
 from coati_rl.algorithms.token_advantages import advantage_sums, whiten
 from coati_rl.batch import MicroBatch
+from tests.examples import examples
 from tests.unit.algorithms.batches import lay_out, numbers, random_samples, to_micro_batch
 from tests.unit.algorithms.oracle import Sample, whitened
 
@@ -51,7 +52,7 @@ def test_value_of_four_tokens_uses_the_biased_deviation() -> None:
     np.testing.assert_allclose(np.concatenate(found), [-1 / root, -1 / root, -1 / root, 3 / root], rtol=1e-6)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(120)
 @given(
     advantages=st.lists(ADVANTAGES, min_size=2, max_size=6), cuts=st.sets(st.integers(1, 5)), seed=st.integers(0, 99)
 )

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coati_rl.batching.balance import assign_to_bins
+from tests.examples import examples
 
 BUDGET = 40  # of the properties below; no sample is longer
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=40)
@@ -31,14 +32,14 @@ def lognormal_lengths(count, seed=0):
     return [int(length) for length in lengths.clip(1, 512)]
 
 
-@settings(deadline=None)
+@examples(150)
 @given(LENGTHS, LIMITS)
 def test_every_sample_is_in_exactly_one_bin_of_one_rank(lengths, limits):
     ranks = assign_to_bins(lengths, **limits)
     assert sorted(i for bins in ranks for bin_ in bins for i in bin_) == list(range(len(lengths)))
 
 
-@settings(deadline=None)
+@examples(150)
 @given(LENGTHS, LIMITS)
 def test_every_rank_has_as_many_bins(lengths, limits):
     ranks = assign_to_bins(lengths, **limits)
@@ -46,7 +47,7 @@ def test_every_rank_has_as_many_bins(lengths, limits):
     assert len({len(bins) for bins in ranks}) == 1
 
 
-@settings(deadline=None)
+@examples(150)
 @given(LENGTHS, LIMITS)
 def test_no_bin_exceeds_a_limit(lengths, limits):
     for bins in assign_to_bins(lengths, **limits):
@@ -55,14 +56,14 @@ def test_no_bin_exceeds_a_limit(lengths, limits):
             assert max(cost(bin_, lengths, limits["one_sample_per_row"]) for bin_ in bins) <= limits["max_tokens"]
 
 
-@settings(deadline=None)
+@examples(150)
 @given(LENGTHS, st.integers(1, 5), st.integers(1, 9), st.booleans())
 def test_without_a_token_limit_there_are_as_few_bins_as_the_samples_ask_for(lengths, ranks, samples, padded):
     bins, *_ = assign_to_bins(lengths, num_ranks=ranks, max_samples=samples, one_sample_per_row=padded)
     assert len(bins) == -(-len(lengths) // (samples * ranks))
 
 
-@settings(deadline=None)
+@examples(150)
 @given(LENGTHS, LIMITS)
 def test_without_a_token_limit_a_bin_is_empty_only_if_the_others_hold_a_sample_each(lengths, limits):
     ranks = assign_to_bins(lengths, **(limits | {"max_tokens": None, "one_sample_per_row": False}))

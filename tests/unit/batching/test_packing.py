@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coati_rl.batching.packing import blank_micro_batch, pack, plan_batches
 from coati_rl.errors import RunError
 from coati_rl.samples import Sample
+from tests.examples import examples
 
 
 def sample_of(length, first_token, number=0):
@@ -64,7 +65,7 @@ def sample_tokens(m):
     )
 
 
-@settings(deadline=None)
+@examples(150)
 @given(LENGTHS, OPTIONS)
 def test_every_token_is_on_exactly_one_rank_with_all_that_belongs_to_it(lengths, options):
     batches = [m for micro_batches in pack(samples_of(lengths), **options) for m in micro_batches]
@@ -85,7 +86,7 @@ def test_every_token_is_on_exactly_one_rank_with_all_that_belongs_to_it(lengths,
     assert sorted(found) == sorted(number_of)
 
 
-@settings(deadline=None)
+@examples(150)
 @given(LENGTHS, OPTIONS)
 def test_nothing_is_said_of_padding(lengths, options):
     for arrays in (m.loss_arrays for micro_batches in pack(samples_of(lengths), **options) for m in micro_batches):
@@ -97,7 +98,7 @@ def test_nothing_is_said_of_padding(lengths, options):
         assert (arrays["sample_index"][padding] == -1).all()
 
 
-@settings(deadline=None)
+@examples(150)
 @given(LENGTHS, OPTIONS)
 def test_positions_restart_with_every_sample_which_stays_in_one_piece(lengths, options):
     samples = samples_of(lengths)
@@ -118,7 +119,7 @@ def test_positions_restart_with_every_sample_which_stays_in_one_piece(lengths, o
             assert {numbered[token] for token in counted} <= {index}
 
 
-@settings(deadline=None)
+@examples(150)
 @given(LENGTHS, OPTIONS)
 def test_every_rank_gets_as_many_micro_batches_and_their_limits_are_kept(lengths, options):
     ranks = pack(samples_of(lengths), **options)
@@ -128,7 +129,7 @@ def test_every_rank_gets_as_many_micro_batches_and_their_limits_are_kept(lengths
         assert m.token_ids.size <= (options["max_tokens"] or np.inf), "padding included"
 
 
-@settings(deadline=None)
+@examples(150)
 @given(LENGTHS, OPTIONS, st.integers(1, 4))
 def test_the_samples_are_the_same_on_any_number_of_ranks(lengths, options, other):
     def tokens(num_ranks):
@@ -138,7 +139,7 @@ def test_the_samples_are_the_same_on_any_number_of_ranks(lengths, options, other
     assert tokens(options["num_ranks"]) == tokens(other)
 
 
-@settings(deadline=None)
+@examples(150)
 @given(LENGTHS, st.integers(1, 8))
 def test_padding_comes_last_and_has_positions_of_its_own(lengths, max_samples):
     for m in pack_one(lengths, max_samples=max_samples, one_sample_per_row=True):
@@ -232,7 +233,7 @@ def test_ids_have_the_dtype_that_an_embedding_takes(name, one_sample_per_row):
     assert getattr(row, name).dtype == np.int64
 
 
-@settings(deadline=None)
+@examples(150)
 @given(LENGTHS.filter(lambda lengths: len(lengths) % 2 == 0), OPTIONS)
 def test_samples_of_a_unit_stay_together_whatever_the_limits(lengths, options):
     options = options | {"max_samples": options["max_samples"] + 1, "max_tokens": options["max_tokens"] and 64}

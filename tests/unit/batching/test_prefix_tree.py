@@ -1,10 +1,11 @@
 """Test the tree of shared prefixes: each sample is its path, and what is shared is there once."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coati_rl.batching.prefix_tree import MIN_SHARED, PrefixNode, build_tree
+from tests.examples import examples
 
 PROMPT = [*range(100, 120)]
 # Pieces of which samples are made, so that many begin alike, fork anywhere, end inside another, or are copies.
@@ -66,7 +67,7 @@ def test_samples_without_a_common_prefix_have_roots_of_their_own():
     assert tree.ends == [0, 1]
 
 
-@settings(deadline=None, max_examples=60)
+@examples(120)
 @given(GROUPS)
 def test_every_sample_is_its_path_and_every_shared_node_is_long_enough(samples):
     tree = tree_of(*samples)
@@ -85,7 +86,7 @@ def test_every_sample_is_its_path_and_every_shared_node_is_long_enough(samples):
     assert tree.num_tokens <= sum(map(len, samples))
 
 
-@settings(deadline=None, max_examples=60)
+@examples(120)
 @given(GROUPS)
 def test_the_number_of_tokens_does_not_depend_on_the_order(samples):
     assert tree_of(*samples).num_tokens == tree_of(*samples[::-1]).num_tokens

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from coati_rl.samples import RaggedSamples, Sample
+from tests.examples import examples
 from tests.unit.batching.test_packing import LENGTHS, samples_of
 
 
@@ -21,7 +22,7 @@ def assert_split(ragged, samples):
             np.testing.assert_array_equal(np.broadcast_to(sample.arrays[name], sample.num_loss_tokens), array)
 
 
-@settings(deadline=None)
+@examples(150)
 @given(LENGTHS)
 def test_ragged_samples_come_out_as_they_went_in(lengths):
     samples = samples_of(lengths)

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coati_rl.batching.packing import build_micro_batches, pack, plan_batches
 from coati_rl.batching.prefix_tree import build_tree
 from coati_rl.errors import RunError
 from coati_rl.samples import Sample
+from tests.examples import examples
 
 PARTS = st.sampled_from([[1] * 9, [2], [3] * 8, [4, 5]])
 RESPONSE = st.lists(PARTS, min_size=1, max_size=4).map(lambda parts: [token for part in parts for token in part])
@@ -75,7 +76,7 @@ def numbers_of(samples, **limits):
     return found
 
 
-@settings(deadline=None, max_examples=40)
+@examples(120)
 @given(GROUPS, LIMITS)
 def test_every_loss_token_is_there_once_with_its_path_its_place_and_all_that_belongs_to_it(groups, limits):
     samples = samples_of(groups)
@@ -102,7 +103,7 @@ def test_every_loss_token_is_there_once_with_its_path_its_place_and_all_that_bel
     assert sorted(found) == sorted(expected), "a token that two samples share is there twice"
 
 
-@settings(deadline=None, max_examples=40)
+@examples(120)
 @given(GROUPS, LIMITS)
 def test_limits_hold_for_tokens_that_are_computed_and_only_the_budget_cuts_a_group(groups, limits):
     samples = samples_of(groups)
@@ -125,7 +126,7 @@ def test_limits_hold_for_tokens_that_are_computed_and_only_the_budget_cuts_a_gro
             assert num_prompt < 8 or sum(first in of_bin for of_bin in prompts) == 1, "a group is in one micro-batch"
 
 
-@settings(deadline=None, max_examples=40)
+@examples(120)
 @given(GROUPS, LIMITS)
 def test_the_plan_is_a_function_of_the_samples_and_loses_none(groups, limits):
     samples = samples_of(groups)
@@ -135,7 +136,7 @@ def test_the_plan_is_a_function_of_the_samples_and_loses_none(groups, limits):
     assert sorted(found) == sorted(map(whole, samples))
 
 
-@settings(deadline=None, max_examples=40)
+@examples(120)
 @given(GROUPS, LIMITS)
 def test_samples_that_share_nothing_are_planned_and_laid_out_as_without_sharing(groups, limits):
     samples = samples_of([(num_prompt, responses[:1]) for num_prompt, responses in groups])

@@ -48,6 +48,7 @@ def planned(model, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(texts[0]), redirect_stderr(texts[1]):
         patch.setattr(RunPreparation, "prepare", kept)
+        patch.setattr("rewards.first_prompt.is_tried", lambda spec: False)  # by a process of its own
         words = f"-m {model} -d {directory / 'prompts.jsonl'} -rt boxed --device cuda --dry-run -kl 0 {LAYOUT}"
         assert rl_example.main(words.split(), directory) == 0
     lines = re.findall(

@@ -44,6 +44,7 @@ def dry_run(large_model, rows, tmp_path, capsys, monkeypatch):
 
     def run(flags, *, available_mib):
         monkeypatch.setattr("coati_rl.preflight.memory_check.available_bytes", lambda: available_mib * MIB)
+        monkeypatch.setattr("rewards.first_prompt.is_tried", lambda spec: False)  # by a process of its own
         words = ["-m", str(large_model), "-d", str(rows[0]), "-rt", "boxed", "--device", "cpu", "--dry-run"]
         code = rl_example.main([*words, *SIZES.split(), *flags.split()], tmp_path)
         printed = capsys.readouterr()

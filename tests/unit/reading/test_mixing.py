@@ -4,15 +4,16 @@ from collections import Counter
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coati_rl.reading.mixing import Interleaving, MixedOrder
+from tests.examples import examples
 
 TENTHS = (Fraction(3, 10), Fraction(7, 10))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(120)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6))
 def test_every_source_is_within_one_draw_of_its_share_at_every_prefix(weights):
     shares = [Fraction(weight, sum(weights)) for weight in weights]

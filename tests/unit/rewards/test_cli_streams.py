@@ -18,6 +18,7 @@ GOOD = b'{"response": "\\\\boxed{5}", "gt_answer": "5"}\n'
 BOXED = [sys.executable, "-m", "rewards", "score", "--type", "boxed"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_pipe", [True, False], ids=["pipe", "file"])
 def test_a_bad_last_line_is_found_before_the_first_is_scored(is_pipe: bool, tmp_path: Path) -> None:
     content = GOOD * 1000 + b"{broken\n"

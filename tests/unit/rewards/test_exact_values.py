@@ -4,12 +4,13 @@ import time
 
 import math_verify
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sympy import Add, Expr, Integer, Mul, Pow, Rational, exp, factorial, pi, sqrt
 
 from rewards.math.exact_values import are_different
 from rewards.math.math_answer import check_answer
+from tests.examples import examples
 
 integers = st.integers(1, 10**30)
 
@@ -23,7 +24,7 @@ def power(base: int, exponent: int) -> Expr:
     return Pow(Integer(base), Integer(exponent), evaluate=False)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(60)
 @given(
     top=integers,
     bottom=integers,
@@ -42,7 +43,7 @@ def test_fractions_with_a_relative_difference_of_any_size_are_different(
         assert are_different(product(value, irrational), product(value, irrational, factor))
 
 
-@settings(deadline=None, max_examples=40)
+@examples(60)
 @given(a=st.integers(2, 30), b=st.integers(1, 30), exponent=st.integers(-60, 60))
 def test_a_factored_and_an_expanded_form_are_equal_and_one_with_a_factor_more_is_not(
     a: int, b: int, exponent: int
@@ -65,8 +66,8 @@ DIFFERENT = [
     (r"\frac{7}{2^{98}}", r"\frac{1}{2^{98}}"),
     (r"\frac{1}{19!}", r"\frac{1}{20!}"),
     ("1-2^{-98}", "1-2^{-99}"),
-    (r"\frac{1}{100000!}", r"\frac{1}{100001!}"),
     ("1-2^{-9999}", "1-2^{-9998}"),
+    (r"\frac{1}{100000!}", r"\frac{1}{100001!}"),
     (r"\frac{\binom{60}{30}}{2^{120}}", r"\frac{\binom{60}{29}}{2^{120}}"),
     (r"1.5 \times 10^{-50}", r"1.5 \times 10^{-60}"),
     ("10^{-20}", "0.0"),
@@ -79,14 +80,14 @@ DIFFERENT = [
     (r"\arctan(10^{-30})", r"\arctan(10^{-31})"),
     (r"\log_2(1+10^{-30})", r"\log_2(1+10^{-31})"),
     (r"\sum_{k=1}^{9} \frac{k}{10^{20}}", r"\frac{44}{10^{20}}"),
-    (r"\int_0^1 \frac{x^2}{10^{30}} dx", r"\frac{1}{2\cdot 10^{30}}"),
     (r"\prod_{k=1}^{50}\frac{1}{k}", r"\frac{1}{51!}"),
     (r"\sqrt{2}+i\cdot 10^{-30}", r"\sqrt{2}+i\cdot 10^{-31}"),
     (r"x+\frac{1}{2^{55}}", r"x+\frac{1}{2^{56}}"),
     (r"x^{10^9}+10^{-20}", "x^{10^9}"),
-    (r"x^{x^{x^x}}+10^{-20}", "x^{x^{x^x}}"),
     (r"f(x)+10^{-20}", "f(x)"),
+    (r"x^{x^{x^x}}+10^{-20}", "x^{x^{x^x}}"),
     (r"\frac{n!}{10^{30}}", r"\frac{n!}{10^{31}}"),
+    (r"\int_0^1 \frac{x^2}{10^{30}} dx", r"\frac{1}{2\cdot 10^{30}}"),
     (r"10^{-30}\tan x", r"10^{-31}\tan x"),
     (r"x=\frac{1}{2^{55}}", r"x=\frac{1}{2^{56}}"),
     (r"x<\frac{1}{2^{55}}", r"x<\frac{1}{2^{56}}"),
@@ -97,6 +98,7 @@ DIFFERENT = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("first", "second"), DIFFERENT)
 def test_values_that_are_smaller_or_closer_than_a_double_can_tell_are_different(first: str, second: str) -> None:
     assert check_answer(second, first).verdict == "wrong"

@@ -272,7 +272,7 @@ def test_the_table_has_more_than_four_hundred_pairs() -> None:
     assert len(RIGHT) + len(WRONG) > 400
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("verdict", "kind", "ground_truth", "answer"), [("ok", *row) for row in RIGHT] + [("wrong", *row) for row in WRONG]
 )
@@ -285,7 +285,7 @@ def test_a_verdict_that_is_known_to_be_debatable_is_as_listed(ground_truth: str,
     assert check_answer(answer, ground_truth).verdict == verdict
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("ground_truth", "answer"),
     [

@@ -1,8 +1,6 @@
 """Test an LM head divided over two processes against the same head in one."""
 
-import subprocess
-import sys
-from pathlib import Path
+import multiprocessing
 
 import pytest
 import torch
@@ -10,9 +8,8 @@ from torch import Tensor
 
 from tests.unit.ops.lm_head import make_inputs, make_micro_batch, relative_error
 from tests.unit.ops.token_loss import TokenLoss
-from tests.unit.ops.vocab_rank import PATHS, compute
+from tests.unit.ops.vocab_rank import PATHS, compute, run_rank
 
-ROOT = Path(__file__).resolve().parents[3]
 NUM_RANKS = 2
 VOCABULARY = 14  # 7 rows per rank; the ids of the 7 tokens lie on both
 
@@ -40,13 +37,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Results,
     head |= {f"teacher_{name}": its[name] for name in ("hidden", "weight", "bias")}
     cases = [{**head, "tensors": tensors, "loss_fn": TokenLoss(), **case} for case in CASES.values()]
     cases[-1]["tensors"] = tensors | {"loss_mask": torch.zeros_like(tensors["loss_mask"])}
-    torch.save(cases, directory / "inputs.pt")
-    command = [sys.executable, "-m", "tests.unit.ops.vocab_rank"]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(NUM_RANKS), str(directory)], cwd=ROOT) for rank in range(NUM_RANKS)
-    ]
+    forked = multiprocessing.get_context("fork")  # importing torch takes each of them seconds
+    ranks = [forked.Process(target=run_rank, args=(rank, NUM_RANKS, directory, cases)) for rank in range(NUM_RANKS)]
     try:
-        assert [rank.wait(120) for rank in ranks] == [0] * NUM_RANKS
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(120)
+        assert [rank.exitcode for rank in ranks] == [0] * NUM_RANKS
     finally:
         for rank in ranks:
             rank.kill()

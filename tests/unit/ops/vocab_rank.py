@@ -1,12 +1,6 @@
-"""Run one of the processes that divide an LM head in test_vocab_parallel.py.
-
-    vocab_rank.py RANK WORLD_SIZE DIRECTORY
-
-Reads DIRECTORY/inputs.pt, takes its rows of the head and writes DIRECTORY/RANK.pt, what each path computes with them.
-"""
+"""Be one of the processes that divide an LM head in test_vocab_parallel.py: what each path computes with its rows."""
 
 import os
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -49,18 +43,13 @@ def compute(inputs: dict, group: dist.ProcessGroup | None, *, chunk_elements: in
     return results
 
 
-def main() -> None:
+def run_rank(rank: int, world_size: int, directory: Path, cases: list[dict]) -> None:
+    """Compute all cases with this rank's rows of the head; write them to DIRECTORY/RANK.pt, a dictionary a case."""
     torch.set_num_threads(1)
-    rank, world_size, directory = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(str(directory / "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
     group = dist.new_group(list(range(world_size)))
-    inputs = torch.load(directory / "inputs.pt", weights_only=False)
-    results = [compute(case, group, chunk_elements=case["chunk_elements"]) for case in inputs]
+    results = [compute(case, group, chunk_elements=case["chunk_elements"]) for case in cases]
     torch.save(results, directory / f"{rank}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

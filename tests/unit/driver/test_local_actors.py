@@ -95,11 +95,11 @@ def test_trainers_work_report_and_return(run_of, tmp_path):
             "exits", PeerLostError, r"trainer-\d died: exit code 7: no room for the model", marks=pytest.mark.full
         ),
         pytest.param("fails", RunError, r"^trainer-\d failed: ValueError: a shape is wrong$", marks=pytest.mark.full),
-        ("killed", PeerLostError, r"trainer-1 died: killed by SIGKILL"),
+        pytest.param("killed", PeerLostError, r"trainer-1 died: killed by SIGKILL", marks=pytest.mark.full),
     ],
 )
 def test_an_end_has_its_cause_and_its_name(run_of, way, kind: type[CoatiError], message):
-    actors = run_of(way, make_config())
+    actors = run_of(way, make_config(1 if way == "refused" else 2))
     with pytest.raises(kind, match=message):
         actors.start()
         ended(actors, 1)

@@ -13,15 +13,16 @@ from tests.unit.gateway.agent_producer import TWO_TURNS, Producer, wait_for
     ("code", "detail"),
     [
         ("ask(task['messages']); raise ValueError('no luck')", "agent: exit code 1: ValueError: no luck"),
-        ("pass", "agent: it ended without a call that was answered"),
+        pytest.param("pass", "agent: it ended without a call that was answered", marks=pytest.mark.full),
         ("ask(task['messages']); time.sleep(600)", "agent: not done within 3 s"),
         (
             "ask(task['messages'])",
             "agent: it reported no reward, and no other counts (-rt env)",
         ),
-        (
+        pytest.param(
             "ask(task['messages'], temperature=0)",
             "agent: exit code 1: urllib.error.HTTPError: HTTP Error 400: Bad Request",
+            marks=pytest.mark.full,
         ),
     ],
 )

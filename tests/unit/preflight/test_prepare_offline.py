@@ -210,6 +210,7 @@ GOOD = {"sft": {"messages": TURNS}, "rm": PAIR, "dpo": PAIR, "kto": LABELLED, "p
 OF_ASKED = [{"role": "user", "content": "q"}, {"role": "judge", "content": "fine"}]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("flag", ["--dataset", "--eval-dataset eval"])
 @pytest.mark.parametrize(
     ("job", "row", "message"),
@@ -244,6 +245,7 @@ def test_a_command_names_the_row_that_is_wrong_and_loads_no_model(
     assert output.err.startswith(where + message) and output.err.count("\n") == 1, output.err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("job", ["rm", "dpo", "kto"])
 def test_a_command_counts_pairs_that_prefer_nothing_and_refuses_rows_of_nothing_else(
     run_command, model_dir, tmp_path, job

@@ -75,7 +75,12 @@ def start():
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("return 0", 0), ("return 2", 2), ("raise SystemExit(1)", 1), ("os._exit(7)", 7)]
+    ("end", "code"),
+    [
+        ("return 2", 2),
+        ("os._exit(7)", 7),
+        *(pytest.param(*each, marks=pytest.mark.full) for each in (("return 0", 0), ("raise SystemExit(1)", 1))),
+    ],
 )
 def test_the_drivers_exit_code_comes_out_and_what_it_started_is_ended(start, end, code):
     subreaper, orphan, scratch = start(end)
@@ -197,7 +202,7 @@ def test_a_driver_that_does_not_end_is_killed_after_the_grace_period(start):
     assert not scratch.exists()
 
 
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("second", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_a_second_signal_kills_at_once_what_is_left(start, second):
     subreaper, orphan, _ = start("hang(scratch, 600.0)")
     assert subreaper.stdout.readline() == "hangs\n"

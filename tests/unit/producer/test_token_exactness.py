@@ -26,7 +26,7 @@ def check(family, turns, with_tools, seed):
     return played
 
 
-@settings(max_examples=200, **NO_LIMITS)
+@settings(max_examples=100, **NO_LIMITS)
 @given(**EPISODE)
 def test_every_sampled_token_is_trained_once_as_the_engine_gave_it_and_no_other_is(family, turns, with_tools, seed):
     assert len(check(family, turns, with_tools, seed).log) > 0

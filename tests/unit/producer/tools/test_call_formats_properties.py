@@ -94,7 +94,7 @@ def call(name: str, arguments: dict[str, Any], number: int = 0) -> dict[str, Any
     return {"id": f"call{number:05}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("template", [*NAMES, "mistral"])
 def test_what_a_template_renders_for_a_call_is_read_back(template: str, render, tokenizer) -> None:
     source = MISTRAL if template == "mistral" else (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")

@@ -72,7 +72,7 @@ OF_ONE_OR_TWO = (
 CASES: dict[str, LossCase | UnitCase] = {**LOSSES, **PREFERENCES}
 # Besides dp1: each where what is special of it could go wrong, and together in every kind of layout.
 WITH_PREFERENCE = {
-    "dpo": Run("tp2_pp2", "fp32"),
+    "dpo": Run("tp2", "fp32"),
     "cdpo, nll": Run("zero2_dp2", "bf16"),
     "robust dpo": Run("tp2", "fp32"),
     "ipo": Run("pp2", "fp32"),

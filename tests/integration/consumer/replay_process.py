@@ -35,7 +35,7 @@ MAX_NEW_TOKENS = 32
 EXECUTION = {
     "dp1": {"train_minibatch_size": 4, "train_microbatch_size": 16},
     "dp2": {"train_minibatch_size": 1, "train_microbatch_size": 3, "shares_prefixes": True},
-    "tp2": {"train_minibatch_size": 2, "train_microbatch_size": 2, "one_sample_per_row": True},
+    "tp2": {"train_minibatch_size": 2, "train_microbatch_size": 4, "one_sample_per_row": True},
     "pp2": {
         "train_minibatch_size": 2,
         "train_microbatch_size": 8,

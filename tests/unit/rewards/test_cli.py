@@ -18,7 +18,6 @@ from tests.unit.rewards.http_server import ScriptedServer
 
 REPOSITORY = Path(__file__).parents[3]
 GOOD = b'{"response": "\\\\boxed{5}", "gt_answer": "5"}\n'
-BOXED = [sys.executable, "-m", "rewards", "score", "--type", "boxed"]
 
 
 def run(arguments: list[str], stdin: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -30,7 +29,9 @@ def lines(*rows: dict[str, Any]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def test_each_line_in_gives_one_line_out_in_order() -> None:
+def test_each_line_in_gives_one_line_out_in_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     stdin = lines(
         {"response": r"\boxed{72}", "gt_answer": "72"},
         {"response": r"\boxed{72}", "gt_answer": 72},
@@ -40,8 +41,9 @@ def test_each_line_in_gives_one_line_out_in_order() -> None:
         {"response": "no box", "gt_answer": "72", "test_cases": None},
         {"response": r"\boxed{72}", "gt_answer": r"\frac{"},
     )
-    done = subprocess.run(BOXED, input=stdin, capture_output=True, cwd=REPOSITORY, check=True)
-    scores = [json.loads(line) for line in done.stdout.splitlines()]
+    assert run(["score", "--type", "boxed"], stdin, monkeypatch) == 0
+    printed = capsys.readouterr()
+    scores = [json.loads(line) for line in printed.out.splitlines()]
     assert scores[0] == {
         "reward": 1.0,
         "answer_correct": True,
@@ -51,7 +53,7 @@ def test_each_line_in_gives_one_line_out_in_order() -> None:
     }
     assert [score["verdict"] for score in scores] == ["ok", "ok", "ok", "ok", "wrong", "wrong", "invalid"]
     assert [score["reward"] for score in scores] == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
-    assert done.stderr == b""
+    assert printed.err == ""
 
 
 @pytest.mark.full

@@ -62,14 +62,23 @@ def test_a_run_says_so_before_it_starts(model_dir: Path, tmp_path: Path, capsys:
     assert "warning: --dataset: 1 of 2 ground truths cannot be read by the math reward" in capsys.readouterr().err
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("reward_type", ["boxed", "code"])
-def test_plain_numbers_and_other_rewards_need_no_process(reward_type: str) -> None:
-    truth = "72.5" if reward_type == "boxed" else '{"inputs": [], "outputs": []}'
+TRUTHS = {"boxed": "72.5", "code": '{"inputs": [], "outputs": []}'}
+
+
+@pytest.mark.parametrize("reward_type", TRUTHS)
+def test_plain_numbers_and_other_rewards_need_no_process(monkeypatch: pytest.MonkeyPatch, reward_type: str) -> None:
+    monkeypatch.setattr(ground_truths, "RewardPool", lambda *_, **__: pytest.fail("processes are started"))
+    config = build_config({"reward_type": reward_type})
+    assert [*ground_truth_warnings(config, {"--dataset": prompts(TRUTHS[reward_type])})] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("reward_type", TRUTHS)
+def test_plain_numbers_and_other_rewards_load_no_computer_algebra_system(reward_type: str) -> None:
     code = (
         "import sys; from coati_rl.config.cli import build_config; from coati_rl.types import Prompt\n"
         "from rewards.ground_truths import ground_truth_warnings\n"
-        f"rows = [Prompt(uid='0', token_ids=(1,), ground_truth={truth!r})]\n"
+        f"rows = [Prompt(uid='0', token_ids=(1,), ground_truth={TRUTHS[reward_type]!r})]\n"
         f"config = build_config({{'reward_type': {reward_type!r}}})\n"
         "assert list(ground_truth_warnings(config, {'--dataset': rows})) == []\n"
         "assert 'sympy' not in sys.modules and 'socket' in sys.modules\n"

@@ -272,7 +272,7 @@ def test_the_table_has_more_than_four_hundred_pairs() -> None:
     assert len(RIGHT) + len(WRONG) > 400
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("verdict", "kind", "ground_truth", "answer"), [("ok", *row) for row in RIGHT] + [("wrong", *row) for row in WRONG]
 )

@@ -51,6 +51,7 @@ def test_value_a_sequence_is_dropped_alone_where_two_share_a_row() -> None:
     assert weights_of("sequence_mask", 0.49, 2.0, TWO_SAMPLES) == [1, 1, 0, 0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "low", "high"),
     [

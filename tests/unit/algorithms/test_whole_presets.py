@@ -1,6 +1,7 @@
 """Test each preset from rewards to the scalar and its gradient, through the functions of a run, against its paper."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -164,6 +165,14 @@ def quotients(objective: Callable[[Sequence[Group]], float], groups: Sequence[Gr
     return gradients
 
 
+@functools.cache
+def of_paper(algo: str) -> tuple[Sequence[Group], float, list[np.ndarray]]:
+    """Groups, and the value and gradient of the paper's objective on them."""
+    groups = make_groups(algo)
+    objective = partial(OBJECTIVES[algo], sampled=groups) if algo in WITH_FIXED_WEIGHTS else OBJECTIVES[algo]
+    return groups, objective(groups), quotients(objective, groups)
+
+
 def test_every_preset_has_a_paper_here() -> None:
     """PPO has a second model, and its whole step is that of tests/integration/consumer/test_actor_critic.py."""
     assert sorted([*OBJECTIVES, "PPO"]) == sorted(PRESETS)
@@ -174,12 +183,11 @@ def test_every_preset_has_a_paper_here() -> None:
 def test_value_and_gradient_from_rewards_to_the_scalar_are_the_papers(algo: str, cuts: list[int]) -> None:
     everything = {"token_fraction": 1.0} if algo == "CLIP_COV" else {}  # the preset's share is below a token here
     config = Config(algo=algo, max_new_tokens=L_MAX, **everything)
-    groups = make_groups(algo)
-    objective = partial(OBJECTIVES[algo], sampled=groups) if algo in WITH_FIXED_WEIGHTS else OBJECTIVES[algo]
+    groups, of_groups, expected = of_paper(algo)
     value, gradients, report = loss_and_gradient(config, groups, cuts=cuts)
-    assert value == pytest.approx(objective(groups), rel=2e-5, abs=1e-7)  # terms of size 1 cancel to 1e-5 under GSPO
+    assert value == pytest.approx(of_groups, rel=2e-5, abs=1e-7)  # terms of size 1 cancel to 1e-5 under GSPO
     largest = max(np.abs(gradient).max() for gradient in gradients)
-    for got, wanted in zip(gradients, quotients(objective, groups), strict=True):
+    for got, wanted in zip(gradients, expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=1e-5 * largest)
     if algo not in WITHOUT_CLIP:
         assert 0 < report["clip_sum"] < report["num_tokens"]  # the batch shows both sides of the clip

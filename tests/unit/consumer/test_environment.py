@@ -65,13 +65,18 @@ def private_memory(variables):
     return 1024 * number_from(FREES_EVERY_SECOND, variables)
 
 
-def test_on_the_cpu_what_is_freed_between_other_allocations_goes_back_to_the_system():
-    held = private_memory({}) - private_memory(memory_environment("cpu", "fsdp2"))
+@pytest.fixture(scope="module")
+def plain_memory():
+    return private_memory({})
+
+
+def test_on_the_cpu_what_is_freed_between_other_allocations_goes_back_to_the_system(plain_memory):
+    held = plain_memory - private_memory(memory_environment("cpu", "fsdp2"))
     assert held == pytest.approx(100 * 2 * START_THRESHOLD, rel=0.1)
 
 
-def test_other_layouts_on_the_cpu_keep_it():
-    assert private_memory(memory_environment("cpu", "hybrid")) == pytest.approx(private_memory({}), rel=0.1)
+def test_other_layouts_on_the_cpu_keep_it(plain_memory):
+    assert private_memory(memory_environment("cpu", "hybrid")) == pytest.approx(plain_memory, rel=0.1)
 
 
 def test_memory_for_the_next_micro_batch_is_kept_but_with_fsdp2():

@@ -127,6 +127,7 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("loss", "variation", "mini_batch"),
     [

@@ -123,6 +123,7 @@ def test_an_adapter_of_a_language_model_within_another_is_merged_under_the_names
     assert any("vis" in name for name in names(out))
 
 
+@pytest.mark.full
 def test_joined_experts_are_rounded_by_a_merge_as_other_weights(tmp_path: Path) -> None:
     model = make_model("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, mlp_only_layers=[])
     for parameter in model.parameters():

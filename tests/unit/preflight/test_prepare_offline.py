@@ -57,11 +57,8 @@ def test_on_gpus_the_layout_is_chosen_with_the_tokens_of_a_micro_batch(prepared)
     rows = [{"messages": TURNS}] * 4
     job = prepared("sft", rows, "-t", 2, "--device", "cuda", is_dry_run=True)
     parallel = job.config.parallel
-    assert (parallel.zero_stage, parallel.max_tokens_per_microbatch, parallel.gradient_checkpointing) == (
-        1,
-        16384,
-        True,
-    )
+    layout = (parallel.zero_stage, parallel.max_tokens_per_microbatch, parallel.gradient_checkpointing)
+    assert layout == (1, 16384, True)
     (line,) = [each for each in job.plan.lines() if each.startswith("chosen")]
     assert line.endswith("with a tenth to spare; GPUs are taken to have 80.0 GiB, as theirs is unknown")
     assert prepared("sft", rows, "-t", 2).config.parallel.zero_stage == 0

@@ -27,6 +27,7 @@ from consumer.parallel.layout import Layout
 from consumer.parallel.parameters import describe_parameters
 from consumer.parallel.single_process import SingleProcess
 from tests.backends import backend_config
+from tests.cases import one_of
 from tests.unit.consumer.conftest import make_micro_batch
 from tests.unit.consumer.test_backend import mini_batch
 
@@ -93,8 +94,9 @@ def test_a_step_moves_adapters_alone_and_the_reference_stays(model_dir: Path) ->
     assert not torch.equal(backend.score([MICRO_BATCH])[0], reference)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("settings", [{}, {"target_modules": ["q_proj"]}, {"use_rslora": True}, {"lora_alpha": 3}])
+@pytest.mark.parametrize(
+    "settings", one_of(2, [{}, {"target_modules": ["q_proj"]}, {"use_rslora": True}, {"lora_alpha": 3}])
+)
 def test_the_export_is_peft_s_merged_model(
     model_dir: Path, adapter_of: Callable[..., Path], settings: dict[str, Any]
 ) -> None:

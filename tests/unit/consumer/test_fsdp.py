@@ -26,6 +26,7 @@ from consumer.parallel.parameters import ParameterInfo
 from consumer.parallel.sharded_rows import ShardedRows
 from consumer.parallel.single_process import SingleProcess
 from tests.backends import backend_config
+from tests.cases import one_of
 from tests.unit.consumer.conftest import make_micro_batch
 from tests.unit.consumer.test_own_optimizer import OWN
 
@@ -65,8 +66,7 @@ def score(backend: Backend, model: str = "policy") -> Tensor:
     return backend.score([make_micro_batch(*SAMPLES)], model)[0]
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("precision", "tied"), [("fp32", True), ("fp32", False), ("bf16", False)])
+@pytest.mark.parametrize(("precision", "tied"), one_of(2, [("fp32", True), ("fp32", False), ("bf16", False)]))
 def test_without_a_peer_the_weights_are_bit_for_bit_those_of_plain_training(
     save_model: Callable[..., Path], precision: str, tied: bool
 ) -> None:

@@ -18,6 +18,7 @@ from consumer.parallel.fsdp import FullyShardedParallelism
 from consumer.parallel.parallelism import Parallelism
 from consumer.parallel.single_process import SingleProcess
 from consumer.role_models import RoleModel
+from tests.cases import one_of
 from tests.unit.consumer.conftest import make_model
 
 CPU = torch.device("cpu")
@@ -60,10 +61,10 @@ def mapped_files() -> str:
     return Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("is_sharded", [False, True], ids=["plain", "fsdp2"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("stored", "precision", "is_sharded"),
+    one_of(3, [torch.float32, torch.bfloat16, torch.float16], ["fp32", "bf16"], [False, True]),
+)
 def test_a_model_is_the_one_that_transformers_reads_in_the_run_s_precision(
     save_as: Callable[[torch.dtype], Path], stored: torch.dtype, precision: Precision, is_sharded: bool
 ) -> None:

@@ -19,6 +19,7 @@ from consumer.adapters import merged_files
 from consumer.adapters.merge import merge_adapter
 from consumer.merge_command import main
 from tests.adapter_dirs import save_adapter
+from tests.cases import one_of
 from tests.unit.consumer.conftest import make_model
 
 
@@ -72,18 +73,15 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tup
     return run
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"use_rslora": True, "target_modules": ["q_proj", "down_proj"]},
-        {"lora_alpha": 3, "target_modules": ["layers.1.self_attn.v_proj"], "init_lora_weights": "orthogonal"},
-        {"target_modules": ["k_proj"], "modules_to_save": ["norm", "layers.1.mlp"]},  # all of whose names end so
-    ],
-    ids=["all", "rslora", "one-layer", "whole-modules"],
+SETTINGS = (
+    {},
+    {"use_rslora": True, "target_modules": ["q_proj", "down_proj"]},
+    {"lora_alpha": 3, "target_modules": ["layers.1.self_attn.v_proj"], "init_lora_weights": "orthogonal"},
+    {"target_modules": ["k_proj"], "modules_to_save": ["norm", "layers.1.mlp"]},  # all of whose names end so
 )
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+
+
+@pytest.mark.parametrize(("tied", "settings"), one_of(5, [True, False], SETTINGS))
 def test_the_weights_are_those_of_peft_in_the_base_s_dtype_and_files_of_bounded_size(
     save_model: Callable[..., Path], tmp_path: Path, settings: dict[str, object], tied: bool
 ) -> None:
@@ -210,8 +208,7 @@ def test_the_tokenizer_is_the_adapter_s_if_it_has_one(model_dir, adapter, tmp_pa
     assert texts(tmp_path / "third") == {"tokenizer.json": "adapter", "chat_template.jinja": "adapter"}
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("what", ["scale", "base", "transposed"])
+@pytest.mark.parametrize("what", one_of(3, ["scale", "base", "transposed"]))
 def test_files_that_are_not_the_base_with_the_adapter_do_not_appear(
     run, monkeypatch, model_dir, adapter, tmp_path, what
 ) -> None:

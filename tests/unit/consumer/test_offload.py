@@ -17,6 +17,7 @@ from consumer.backend_config import BackendConfig
 from consumer.parallel.single_process import SingleProcess
 from consumer.tensor_offload import TensorOffload
 from tests.backends import backend_config
+from tests.cases import one_of
 from tests.unit.consumer.conftest import make_micro_batch
 from tests.unit.consumer.test_backend import mini_batch
 
@@ -62,8 +63,7 @@ def bits_of(backend: Backend) -> dict[str, Tensor]:
     return found | state_of(backend)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("precision", one_of(2, ["bf16", "fp32"]))
 def test_two_steps_have_the_bits_of_models_that_stay_where_they_are(
     model_dir: Path, tmp_path: Path, precision: str
 ) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from coati_rl.config.optimizer import OptimizerConfig
 from coati_rl.errors import ConfigError
+from tests.cases import one_of
 from tests.unit.consumer.test_backend import exported, make_backend, train
 
 OWN = """
@@ -44,8 +45,7 @@ def test_an_optimizer_of_the_users_own_steps_as_the_same_one_built_in(
     assert all(map(torch.equal, exported(built_in).values(), exported(users).values()))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("precision", one_of(2, ["bf16", "fp32"]))
 def test_an_optimizer_of_the_users_own_goes_on_bit_for_bit_and_its_groups_keep_their_rates(
     model_dir: Path, tmp_path: Path, own: Callable[[str], OptimizerConfig], precision: str
 ) -> None:
@@ -72,9 +72,7 @@ def test_the_checkpoint_of_another_optimizer_is_refused(
         make_backend(model_dir).restore(model_dir)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["adamw", "momentum"])
+@pytest.mark.parametrize(("name", "precision"), one_of(3, ["adamw", "momentum"], ["fp32", "bf16"]))
 def test_a_checkpoint_from_before_any_step_of_the_optimizer_resumes_bit_for_bit(
     model_dir: Path, tmp_path: Path, own: Callable[[str], OptimizerConfig], name: str, precision: str
 ) -> None:

@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from consumer.models.packed_attention import MODEL_TYPES, NAME, RowParents, packed_attention, row_lengths, row_parents
+from tests.cases import one_of
 
 SIZES = {
     "vocab_size": 40,
@@ -71,8 +72,7 @@ def alone(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", one_of(2, MODELS))
 def test_packed_samples_are_as_if_alone(name: str) -> None:
     torch.manual_seed(0)
     model = MODELS[name]().eval()
@@ -183,8 +183,7 @@ def test_a_parent_comes_before_its_child_in_the_same_row() -> None:
         row_parents(other, row_lengths(other, (2, 4)))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", reversed(MODELS))  # those that the fast suite does not pack
+@pytest.mark.parametrize("name", one_of(2, reversed(MODELS)))  # those that the fast suite does not pack
 def test_sequences_that_share_a_prefix_have_the_hidden_states_and_gradients_that_they_have_alone(name: str) -> None:
     torch.manual_seed(0)
     model = MODELS[name]().eval()

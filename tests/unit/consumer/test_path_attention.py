@@ -5,13 +5,14 @@ import torch
 
 from consumer.models import path_attention
 from consumer.models.path_attention import ForBackward, Settings, add_path_gradients, attend_path
+from tests.cases import one_of
+
+LENGTHS = [(1, 0), (7, 0), (7, 1), (8, 20), (3, 20), (17, 5)]  # of queries, and of keys before them
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("has_flash", [True, False])
-@pytest.mark.parametrize("window", [None, 1, 4, 9, 100])
-@pytest.mark.parametrize(("length", "past"), [(1, 0), (7, 0), (7, 1), (8, 20), (3, 20), (17, 5)])
-def test_each_query_attends_to_the_keys_up_to_its_own_within_the_window(monkeypatch, window, length, past, has_flash):
+@pytest.mark.parametrize(("lengths", "window", "has_flash"), one_of(3, LENGTHS, [None, 1, 4, 9, 100], [True, False]))
+def test_each_query_attends_to_the_keys_up_to_its_own_within_the_window(monkeypatch, lengths, window, has_flash):
+    length, past = lengths
     monkeypatch.setattr(path_attention, "QUERY_BLOCK", 3)
     monkeypatch.setattr(path_attention, "has_flash", lambda _: has_flash)
     generator = torch.Generator().manual_seed(0)

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from coati_rl.reward_spec import RewardSpec
 from coati_rl.types import Problem
 from rewards import RewardPool
@@ -78,6 +80,11 @@ def wait_until(claim: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 def ready_workers(pool: RewardPool, count: int = 1) -> list[int]:
-    """Process ids of the workers, once there are `count`. The first process is the one that they are forked from."""
+    """Process ids of the workers, once there are `count`. The first process is the one that they are forked from.
+
+    It waits for a request then: before, it may have the socket of the last worker, whose end would not be seen if it is
+    stopped.
+    """
     wait_until(lambda: len(pool.worker_pids()) == 1 + count)
+    wait_until(lambda: psutil.Process(pool.worker_pids()[0]).status() == psutil.STATUS_SLEEPING)
     return pool.worker_pids()[1:]

@@ -49,7 +49,8 @@ def test_a_run_with_a_secret_in_an_address_is_refused_and_the_secret_not_told(re
 )
 def test_the_same_of_the_address_of_a_service(url, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COATI_REWARD_TOKEN", "a-token-of-this-test")
-    assert rl_example.main(["-rt", "code", "-cv", url, "-m", "m", "-d", "d.jsonl"], tmp_path) == 2
+    (tmp_path / "d.jsonl").touch()
+    assert rl_example.main(["-rt", "code", "-cv", url, "-m", "m", "-d", f"{tmp_path}/d.jsonl"], tmp_path) == 2
     told = capsys.readouterr()
     assert "--code-verifier-api-url" in told.err
     assert SECRET not in told.err + told.out

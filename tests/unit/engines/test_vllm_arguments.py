@@ -87,7 +87,9 @@ def test_a_method_of_quantization_is_one_of_vllms() -> None:
 def test_a_run_is_refused_before_anything_starts(
     flag: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert rl_example.main(["--run-dir", f"{tmp_path}/run", *flag.split()], tmp_path) == 2
+    (tmp_path / "data.jsonl").touch()
+    flags = ["--run-dir", f"{tmp_path}/run", "-d", f"{tmp_path}/data.jsonl", *flag.split()]
+    assert rl_example.main(flags, tmp_path) == 2
     assert message in capsys.readouterr().err
 
 

@@ -11,10 +11,9 @@ def expect_files(config: JobConfig) -> None:
     Raises: ConfigError for the first one that is not there, or of another format; where rows are streamed, what reads
     them says it.
     """
-    train: str | dict[str, str] = config.setting("dataset", {})
+    train: str | dict[str, str] = {} if config.setting("streaming", False) else config.setting("dataset", {})
     held_out: dict[str, str] | None = config.setting("eval_dataset", None)
     texts = [("--dataset", text) for text in ([train] if isinstance(train, str) else train.values())]
-    texts = [] if config.setting("streaming", False) else texts
     texts += [("--eval-dataset", text) for text in (held_out or {}).values()]
     for flag, text in texts:
         for source in read_sources(text):
